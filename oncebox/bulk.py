@@ -1,0 +1,97 @@
+"""Many records with one call: all of them are buffered, or none.
+
+What could refuse one is looked at before the first is buffered. No future per record: offsets are counted from what the
+partitions have acknowledged, once somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from oncebox.errors import RecordTooLargeError, UsageError
+from oncebox.partition_queue import RecordMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oncebox.placement import Placement
+    from oncebox.wire import TopicPartition
+    from oncebox.writer import Writer
+
+# Of a record beside its key, value and headers, and of a header beside its key and value; never less.
+RECORD_OVERHEAD_BYTES = 96
+HEADER_OVERHEAD_BYTES = 10
+_BYTES = (bytes, bytearray, memoryview)
+
+
+class Outgoing(NamedTuple):
+    """A record to be sent."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+class Receipt:
+    """For records that were sent together."""
+
+    __slots__ = ("_firsts", "_writer", "places")
+
+    def __init__(self, writer: Writer, places: list[TopicPartition], firsts: dict[TopicPartition, int]) -> None:
+        """`firsts`: how many records of the writer stand before them on each partition."""
+        # Where each will stand, in the order in which they were given.
+        self.places = places
+        self._writer = writer
+        self._firsts = firsts
+
+    async def metadata(self) -> list[RecordMetadata]:
+        """Once all of them are written: their offsets, in the order in which they were given."""
+        counts = Counter(self.places)
+        for where, first in self._firsts.items():
+            await self._writer.written_up_to(where, first + counts[where])
+        return self.offsets()
+
+    def offsets(self) -> list[RecordMetadata]:
+        """To be called when all are known to be written."""
+        runs = {where: self._writer.offsets(where, first) for where, first in self._firsts.items()}
+        return [RecordMetadata(where.topic, where.partition, next(runs[where])) for where in self.places]
+
+
+def size_of(record: Outgoing) -> int:
+    """Never less than it takes in a batch of its own. TypeError: it cannot be a record."""
+    for what, data in (("value", record.value), ("key", record.key)):
+        if data is not None and not isinstance(data, _BYTES):
+            raise TypeError(f"the {what} of a record is bytes or None, not {type(data).__name__}")
+    size = RECORD_OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
+    for name, value in record.headers:
+        if value is not None and not isinstance(value, _BYTES):
+            raise TypeError(f"the value of a header is bytes or None, not {type(value).__name__}")
+        size += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value or b"")
+    return size
+
+
+async def buffer_many(writer: Writer, placement: Placement, records: Sequence[Outgoing]) -> Receipt:
+    places = []
+    size_max = writer.record_bytes_max
+    for record in records:
+        where = placement.place(record.topic, record.key, record.partition)
+        if where is None:
+            where = await placement.find(record.topic, record.key, record.partition)
+        if (size := size_of(record)) > size_max:
+            raise RecordTooLargeError(f"a record to {where.topic} needs {size} bytes, a request holds {size_max}")
+        if record.timestamp_ms is not None and record.timestamp_ms < 0:
+            raise UsageError(f"a timestamp of {record.timestamp_ms} ms is not possible")
+        places.append(where)
+    if writer.error is not None:
+        raise writer.error
+    firsts: dict[TopicPartition, int] = {}
+    # From here to the last one nothing is waited for: nobody sees, and no abort comes between, a part of them.
+    for where, record in zip(places, records, strict=True):
+        if where not in firsts:
+            firsts[where] = writer.count(where)
+        writer.append(where, record.value, record.key, list(record.headers), record.timestamp_ms)
+    return Receipt(writer, places, firsts)

@@ -1,0 +1,173 @@
+"""A process's claim on a transactional id: its grants, one after another, and what the coordinator says to its calls.
+
+One call that ends a transaction at a time. Where its outcome is not known, or no grant came with it, the claim is in
+doubt, and the next begin asks anew with the last grant: refused if somebody else has taken the id since.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from oncebox.errors import AbortableError, CoordinatorError, FatalError, OnceboxError
+from oncebox.session import Session
+from oncebox.v1 import coordinator_pb2, transaction_pb2
+from oncebox.wire import TopicPartition
+from oncebox.writer_settings import WriterSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    transaction_timeout_ms: int = 60_000
+    # While this process lives, an open transaction is given more time, up to the coordinator's
+    # transaction_timeout_max_ms: for batches of unknown length. The timeout then tells how soon a dead one is aborted.
+    extend_transactions: bool = False
+    call_timeout_ms: int = 30_000
+    # How many transactions may be in the works at once: 1 (as Kafka) to 4.
+    slots: int = 2
+    # A transaction that a former instance has prepared is found in Producer.prepared; else start() is refused.
+    keep_prepared: bool = False
+    writer: WriterSettings = field(default_factory=WriterSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """What the coordinator knows a transaction to write to."""
+
+    partitions: frozenset[TopicPartition] = frozenset()
+    groups: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.partitions or self.groups)
+
+
+NOTHING = Registered()
+
+
+class Claim:
+    def __init__(self, session: Session, transactional_id: str, settings: ProducerSettings) -> None:
+        self.transactional_id = transactional_id
+        self.instance = uuid.uuid4().hex
+        self.grant = transaction_pb2.Grant()
+        # Ahead of time: with the transaction that the grant is for.
+        self.registered = NOTHING
+        self.resume_token = b""
+        self.error: OnceboxError | None = None
+        # Held while a transaction is being ended, and by whoever begins the next.
+        self.turn = asyncio.Lock()
+        self._session = session
+        self._settings = settings
+        self._in_doubt = False
+        self._is_guest = False
+
+    async def call(self, name: str, message: Any, *, timeout_s: float | None = None) -> Any:
+        timeout_s = self._settings.call_timeout_ms / 1000 if timeout_s is None else timeout_s
+        try:
+            return await self._session.call(self.transactional_id, name, message, timeout_s=timeout_s)
+        except FatalError as error:
+            self.error = error
+            raise
+
+    async def take(self) -> coordinator_pb2.PreparedTransaction | None:
+        """Fences former instances and aborts what they left open; what they left prepared is returned, if kept."""
+        return await self._init(None)
+
+    def doubt(self) -> None:
+        """The grant in hand is used up, and the next one not known."""
+        self._in_doubt = True
+
+    async def settle(self) -> None:
+        """Before each begin, while holding the turn: out of doubt."""
+        if self._in_doubt:
+            # What a former instance had prepared is decided by whoever finds it, but gives no right to the next.
+            await self._init(None if self._is_guest else self.grant)
+
+    async def _init(self, grant: transaction_pb2.Grant | None) -> coordinator_pb2.PreparedTransaction | None:
+        response = await self.call(
+            "init_producer",
+            coordinator_pb2.InitProducerRequest(
+                transactional_id=self.transactional_id,
+                transaction_timeout_ms=self._settings.transaction_timeout_ms,
+                instance=self.instance,
+                grant=grant,
+                slots=self._settings.slots,
+                keep_prepared=self._settings.keep_prepared,
+            ),
+        )
+        self.grant = response.grant
+        self.registered = NOTHING
+        self.resume_token = response.resume_token
+        self._in_doubt = self._is_guest = response.HasField("prepared")
+        return response.prepared if self._is_guest else None
+
+    async def end(
+        self,
+        grant: transaction_pb2.Grant,
+        result: "transaction_pb2.Result",
+        contents: coordinator_pb2.Contents | None = None,
+        *,
+        ahead: Registered = NOTHING,
+        wait_complete: bool = True,
+    ) -> transaction_pb2.Outcome:
+        request = coordinator_pb2.EndRequest(
+            transactional_id=self.transactional_id,
+            grant=grant,
+            result=result,
+            contents=contents,
+            wait=coordinator_pb2.EndRequest.COMPLETE if wait_complete else coordinator_pb2.EndRequest.DECIDED,
+            next_partitions=grouped(ahead.partitions),
+            next_group_ids=sorted(ahead.groups),
+        )
+        async with self.turn:
+            self._in_doubt = True
+            try:
+                response = await self.call("end", request)
+            except AbortableError as error:
+                self._in_doubt = is_decided(error)
+                raise
+            if response.HasField("next"):
+                self._in_doubt = False
+                self.grant = response.next
+                self.registered = ahead if response.next_registered else NOTHING
+            outcome: transaction_pb2.Outcome = response.outcome
+            return outcome
+
+    @property
+    def has_registered_ahead(self) -> bool:
+        """Whether the grant in hand keeps partitions although nothing was written under it. In doubt it may have been
+        used up, and what stands there must be free to time out.
+        """
+        return bool(self.registered) and not self._in_doubt
+
+    async def heartbeat(self, grant: transaction_pb2.Grant, begun_ms_ago: int | None, timeout_s: float) -> Any:
+        beat = coordinator_pb2.Heartbeat(
+            transactional_id=self.transactional_id,
+            grant=grant,
+            begun_ms_ago=begun_ms_ago,
+            extend=self._settings.extend_transactions,
+        )
+        return (await self.call("heartbeat", beat, timeout_s=timeout_s)).grant
+
+    def renewed(self, grant: transaction_pb2.Grant) -> None:
+        """The grant in hand had expired unused."""
+        if grant != self.grant:
+            self.grant = grant
+            self.registered = NOTHING
+
+    async def give_back(self) -> None:
+        """What was registered ahead would keep the id's clock running."""
+        if self.has_registered_ahead and self.error is None:
+            await self.end(self.grant, transaction_pb2.ABORTED, wait_complete=False)
+
+
+def is_decided(error: BaseException) -> bool:
+    """Whether the coordinator refused because the transaction has its outcome already."""
+    return isinstance(error, CoordinatorError) and error.detail.HasField("outcome")
+
+
+def grouped(partitions: frozenset[TopicPartition] | Sequence[TopicPartition]) -> list[transaction_pb2.TopicPartitions]:
+    by_topic: dict[str, list[int]] = {}
+    for where in sorted(partitions):
+        by_topic.setdefault(where.topic, []).append(where.partition)
+    return [transaction_pb2.TopicPartitions(topic=topic, partitions=found) for topic, found in by_topic.items()]

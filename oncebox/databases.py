@@ -1,0 +1,256 @@
+"""The connections that a commit over Kafka and a database can be made on: psycopg and SQLAlchemy, async and blocking.
+
+One small class for each, with the same methods; those of an async connection return awaitables. Nothing is imported
+here: whoever brings a connection has imported its library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from oncebox.errors import UsageError
+from oncebox.queries import queries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SQL = queries("oncebox", "atomic.sql")
+PARAMETER = re.compile(r"(?<![:\w]):(\w+)(?![:\w])")
+READ_COMMITTED = "READ COMMITTED"
+IDLE = 0  # psycopg.pq.TransactionStatus.IDLE
+PLACEHOLDERS = {name: PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")) for name, text in SQL.items()}
+
+
+class Database(Protocol):
+    """Each method does its work, or returns an awaitable that does."""
+
+    def in_transaction(self) -> bool: ...
+    def begin(self) -> Any: ...
+    def flush(self) -> Any:
+        """What an ORM has not written yet."""
+        ...
+
+    def execute(self, name: str, values: Mapping[str, object]) -> Any:
+        """A named block of atomic.sql; its rows."""
+        ...
+
+    def commit(self) -> Any: ...
+    def rollback(self) -> Any: ...
+    def another(self) -> Any:
+        """A connection of its own to the same database, as a Database."""
+        ...
+
+    def close(self) -> Any: ...
+    def sleep(self, seconds: float) -> Any: ...
+
+
+class _BlockingPsycopg:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        # A connection that is lost does not say any more where it led.
+        self._where = (connection.info.dsn, connection.info.password)
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.info.transaction_status != IDLE)
+
+    def begin(self) -> None:
+        # Without autocommit the first statement begins it.
+        if self._connection.autocommit:
+            self._connection.execute("BEGIN")
+
+    def flush(self) -> None:
+        """There is nothing but what was executed."""
+
+    def execute(self, name: str, values: Mapping[str, object]) -> list[Any]:
+        cursor = self._connection.execute(PLACEHOLDERS[name], values)
+        return cursor.fetchall() if cursor.description else []
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    def another(self) -> _BlockingPsycopg:
+        dsn, password = self._where
+        return _BlockingPsycopg(type(self._connection).connect(dsn, password=password, autocommit=True))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class _AsyncPsycopg:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._where = (connection.info.dsn, connection.info.password)
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.info.transaction_status != IDLE)
+
+    async def begin(self) -> None:
+        if self._connection.autocommit:
+            await self._connection.execute("BEGIN")
+
+    def flush(self) -> None:
+        """There is nothing but what was executed."""
+
+    async def execute(self, name: str, values: Mapping[str, object]) -> list[Any]:
+        cursor = await self._connection.execute(PLACEHOLDERS[name], values)
+        return await cursor.fetchall() if cursor.description else []
+
+    async def commit(self) -> None:
+        await self._connection.commit()
+
+    async def rollback(self) -> None:
+        await self._connection.rollback()
+
+    async def another(self) -> _AsyncPsycopg:
+        dsn, password = self._where
+        return _AsyncPsycopg(await type(self._connection).connect(dsn, password=password, autocommit=True))
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def sleep(self, seconds: float) -> Any:
+        return asyncio.sleep(seconds)
+
+
+def _check_transactional(connection: Any) -> None:
+    """Of SQLAlchemy, begun: in AUTOCOMMIT each statement would be committed by itself, whatever becomes of the rest."""
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise UsageError(
+            "this connection of SQLAlchemy has the isolation level AUTOCOMMIT, so nothing on it is one transaction: "
+            "take one with another level"
+        )
+
+
+class _BlockingAlchemy:
+    """A Connection or a Session."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.in_transaction())
+
+    def begin(self) -> None:
+        """Begins by itself, with the first statement or here."""
+        session = hasattr(self._connection, "get_bind")
+        connection = self._connection.connection() if session else self._connection
+        try:
+            _check_transactional(connection)
+        except UsageError:
+            self.rollback()
+            raise
+
+    def flush(self) -> None:
+        if hasattr(self._connection, "flush"):
+            self._connection.flush()
+
+    def execute(self, name: str, values: Mapping[str, object]) -> list[Any]:
+        result = self._connection.execute(_text(name), values)
+        return list(result.fetchall()) if result.returns_rows else []
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    def another(self) -> _BlockingAlchemy:
+        engine = self._connection.get_bind() if hasattr(self._connection, "get_bind") else self._connection
+        return _BlockingAlchemy(engine.engine.connect().execution_options(isolation_level=READ_COMMITTED))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class _AsyncAlchemy:
+    """An AsyncConnection or an AsyncSession."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.in_transaction())
+
+    async def begin(self) -> None:
+        session = hasattr(self._connection, "get_bind")
+        connection = await self._connection.connection() if session else self._connection
+        try:
+            _check_transactional(connection.sync_connection)
+        except UsageError:
+            await self.rollback()
+            raise
+
+    async def flush(self) -> None:
+        if hasattr(self._connection, "flush"):
+            await self._connection.flush()
+
+    async def execute(self, name: str, values: Mapping[str, object]) -> list[Any]:
+        result = await self._connection.execute(_text(name), values)
+        return list(result.fetchall()) if result.returns_rows else []
+
+    async def commit(self) -> None:
+        await self._connection.commit()
+
+    async def rollback(self) -> None:
+        await self._connection.rollback()
+
+    async def another(self) -> _AsyncAlchemy:
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        bound = self._connection.get_bind() if hasattr(self._connection, "get_bind") else None
+        engine = AsyncEngine(bound.engine) if bound is not None else self._connection.engine
+        connection = await engine.connect()
+        return _AsyncAlchemy(await connection.execution_options(isolation_level=READ_COMMITTED))
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def sleep(self, seconds: float) -> Any:
+        return asyncio.sleep(seconds)
+
+
+def _text(name: str) -> Any:
+    from sqlalchemy import text
+
+    return text(SQL[name])
+
+
+# Where a class is defined, its name, and what wraps it. Blocking Session and Connection come last: the others have
+# another module.
+_KINDS: tuple[tuple[str, str, Any, bool], ...] = (
+    ("psycopg", "AsyncConnection", _AsyncPsycopg, True),
+    ("psycopg", "Connection", _BlockingPsycopg, False),
+    ("sqlalchemy.ext.asyncio", "AsyncConnection", _AsyncAlchemy, True),
+    ("sqlalchemy.ext.asyncio", "AsyncSession", _AsyncAlchemy, True),
+    ("sqlalchemy", "Connection", _BlockingAlchemy, False),
+    ("sqlalchemy.orm", "Session", _BlockingAlchemy, False),
+)
+
+
+def database_of(connection: Any, *, is_async: bool) -> Database:
+    """Wraps a connection; refuses one that does not go with the producer."""
+    for module, name, wrapper, for_async in _KINDS:
+        found = getattr(sys.modules.get(module), name, None)
+        if found is not None and isinstance(connection, found):
+            if for_async is not is_async:
+                right = "an async connection" if is_async else "a blocking connection"
+                raise UsageError(f"this producer needs {right}, not {module}.{name}")
+            wrapped: Database = wrapper(connection)
+            return wrapped
+    raise UsageError(
+        f"{type(connection).__name__} is not known here: give a connection of psycopg, or a connection or session of "
+        "SQLAlchemy"
+    )

@@ -1,0 +1,450 @@
+"""One transaction: nothing of it is seen by read_committed readers before it is committed, all of it afterwards.
+
+Partitions are registered with the coordinator before the first record goes to them. Once a record cannot be written,
+every later call raises the reason, and abort() is all that is left.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from oncebox.bulk import Outgoing, Receipt, buffer_many
+from oncebox.claim import Registered, is_decided
+from oncebox.errors import (
+    AbortableError,
+    AbortedError,
+    OffsetsRefusedError,
+    OnceboxError,
+)
+from oncebox.group_offsets import GroupMetadata, TransactionEndedError, as_committed, as_messages, group_metadata
+from oncebox.partition_queue import Identity, RecordMetadata
+from oncebox.transaction_tools import (
+    State,
+    Tools,
+    TransactionName,
+    explained,
+    misused,
+    register_group,
+    register_partitions,
+)
+from oncebox.v1 import coordinator_pb2, transaction_pb2
+from oncebox.wire import CommittedOffset, GroupMember, TopicPartition
+from oncebox.writer import Headers, Writer
+
+# Partitions of a transaction that are registered ahead for the next one.
+AHEAD_MAX = 100
+NO_HEADERS: Headers = []
+
+
+__all__ = ["State", "Tools", "Transaction", "TransactionName"]
+
+
+class Transaction:
+    """Made by Producer.begin() and Producer.transaction()."""
+
+    def __init__(
+        self, tools: Tools, grant: transaction_pb2.Grant | None, registered: Registered, *, prepared: bool = False
+    ) -> None:
+        """Without a grant it can be filled; records leave once granted() brings it."""
+        self.grant = grant or transaction_pb2.Grant()
+        self.state = State.PREPARED if prepared else State.OPEN
+        # Whether it has been committed, once that is known. Set while a commit is under way.
+        self.committing: asyncio.Future[bool] | None = None
+        self._granting: asyncio.Future[None] | None = None if grant else asyncio.get_running_loop().create_future()
+        # Stored with the commit: shown to readers, and what the next start finds as resume token.
+        self.metadata = b""
+        self._tools = tools
+        self._claim = tools.claim
+        self._placement = tools.placement
+        self._registered = registered.partitions
+        self._groups = set(registered.groups)
+        self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
+        self._offsets_sent_at: float | None = None
+        self._to_register: set[TopicPartition] = set()
+        self._registering: asyncio.Task[None] | None = None
+        # A registration whose answer was lost counts as well.
+        self._maybe_registered = bool(registered)
+        self._writer = Writer(
+            tools.wire,
+            tools.settings.writer,
+            self._identity(),
+            register=self._register,
+            registered=self._registered,
+            explain=self._explain,
+        )
+
+    def _identity(self) -> Identity:
+        return Identity(
+            producer_id=self.grant.producer_id,
+            epoch=self.grant.epoch,
+            transactional_id=self._claim.transactional_id,
+            number=self.grant.number,
+        )
+
+    def granted(self, grant: transaction_pb2.Grant, registered: Registered) -> None:
+        """The transaction before it has ended."""
+        if self._granting is None or self.state is not State.OPEN:
+            return
+        self.grant = grant
+        self._registered = registered.partitions
+        self._groups = set(registered.groups)
+        self._maybe_registered = bool(registered)
+        self._granting.set_result(None)
+        self._granting = None
+        self._writer.move(self._identity(), self._registered)
+
+    def not_granted(self, error: OnceboxError) -> None:
+        self._writer.fail(error)
+        if self._granting is not None and not self._granting.done():
+            self._granting.set_result(None)
+
+    @property
+    def is_granted(self) -> bool:
+        return self._granting is None
+
+    async def has_grant(self) -> None:
+        """Until the transaction before it has ended, one way or the other."""
+        if self._granting is not None:
+            await asyncio.shield(self._granting)
+
+    @property
+    def number(self) -> int:
+        """0 while the one before it has not ended."""
+        return self.grant.number
+
+    @property
+    def name(self) -> TransactionName:
+        return TransactionName(transactional_id=self._claim.transactional_id, number=self.number)
+
+    @property
+    def is_open(self) -> bool:
+        """Neither committed nor aborted, as far as this client has tried."""
+        return self.state in {State.OPEN, State.PREPARED}
+
+    @property
+    def is_empty(self) -> bool:
+        """Neither records nor offsets were sent."""
+        return not self._writer.partitions and not self._offsets
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of records that are not acknowledged yet."""
+        return self._writer.buffered_bytes
+
+    @property
+    def is_registered(self) -> bool:
+        return self._maybe_registered
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> TopicPartition:
+        """Returns once the record is buffered, with where it will go."""
+        writer = self._writer
+        if self.state is not State.OPEN or writer.error is not None:
+            self._check_open()
+        where = self._placement.place(topic, key, partition)
+        if where is None:
+            where = await self._find(topic, key, partition)
+        if writer.append(where, value, key, list(headers) if headers else NO_HEADERS, timestamp_ms):
+            await writer.room()
+        return where
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordMetadata:
+        """Returns once the record is written, with its offset."""
+        self._check_open()
+        where = self._placement.place(topic, key, partition) or await self._find(topic, key, partition)
+        self._writer.append(where, value, key, list(headers), timestamp_ms)
+        return await self._writer.future_of_last(where)
+
+    async def send_many(self, records: Sequence[Outgoing], *, wait_for_room: bool = True) -> Receipt:
+        """Buffers all of them or, where one of them cannot be sent, none. The receipt's metadata() waits until they are
+        written; after flush() or commit() its offsets() knows without waiting.
+        """
+        self._check_open()
+        receipt = await buffer_many(self._writer, self._placement, records)
+        if wait_for_room:
+            await self._writer.room()
+        return receipt
+
+    async def room(self) -> None:
+        """Waits while more is buffered than buffer_bytes."""
+        await self._writer.room()
+
+    async def _find(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+        where = await self._placement.find(topic, key, partition)
+        self._check_open()
+        return where
+
+    def _check_state(self) -> None:
+        if self.state is State.PREPARED:
+            raise misused(self.name, "this transaction is prepared: it can only be committed or aborted")
+        if self.state is not State.OPEN:
+            raise misused(self.name, "this transaction has ended; begin the next one")
+
+    def _check_open(self) -> None:
+        self._check_state()
+        if self._writer.error is not None:
+            raise self._writer.error
+
+    async def send_offsets(
+        self,
+        offsets: Mapping[TopicPartition, int | CommittedOffset],
+        group: GroupMetadata | bytes | str,
+        member: GroupMember | None = None,
+    ) -> None:
+        """Adds a consumer group's next offsets: they count once the transaction is committed.
+
+        `group` is the group's name, or what tells the broker which consumer sends them, so that one whose partitions
+        went to another is refused (KIP-447): confluent-kafka's Consumer.consumer_group_metadata().
+        """
+        self._check_open()
+        if not offsets:
+            return
+        await self.has_grant()
+        self._check_open()
+        metadata = group_metadata(group, member)
+        committed = as_committed(offsets)
+        if metadata.group_id not in self._groups:
+            self._maybe_registered = True
+            self.adopt(await register_group(self._claim, self.grant, metadata.group_id, self.begun_ms_ago()))
+            self._groups.add(metadata.group_id)
+        self._check_open()
+        if self._offsets_sent_at is None:
+            self._offsets_sent_at = asyncio.get_running_loop().time()
+        try:
+            await self._tools.offsets.send(committed, metadata, self._writer.identity)
+        except TransactionEndedError:
+            self._writer.fail(await self._explain(OffsetsRefusedError("a broker refuses our epoch")))
+        except OnceboxError as error:
+            self._writer.fail(error)
+        except BaseException:
+            # Some of them may have been stored: what is left of the transaction must not be committed.
+            self._writer.fail(AbortedError("sending offsets was cancelled"))
+            raise
+        self._check_open()
+        self._offsets.setdefault(metadata.group_id, {}).update(committed)
+
+    async def flush(self) -> None:
+        """Until all that was sent is written."""
+        self._check_open()
+        await self._writer.flush()
+
+    # --- ending -----------------------------------------------------------------------------------------------------
+
+    async def prepare(self, *, metadata: bytes | None = None) -> TransactionName:
+        """Everything is written, and from here on only commit() or abort() decides, no timeout: also by a later
+        process, if this one dies. Store the name in the other system, in the transaction that is to agree with this.
+        """
+        if self.state is State.PREPARED:
+            return self.name
+        self._check_state()
+        await self.has_grant()
+        contents = await self._contents(metadata)
+        if not contents.written and not contents.group_offsets:
+            raise misused(self.name, "nothing was sent: there is nothing to prepare")
+        await self._claim.call(
+            "prepare",
+            coordinator_pb2.PrepareRequest(
+                transactional_id=self._claim.transactional_id, grant=self.grant, contents=contents
+            ),
+        )
+        self.metadata = contents.metadata
+        self.state = State.PREPARED
+        return self.name
+
+    async def commit(
+        self, *, metadata: bytes | None = None, wait: Literal["complete", "decided"] = "complete"
+    ) -> transaction_pb2.Outcome | None:
+        """Makes it all visible, or raises. None: there was nothing to commit.
+
+        "complete": every reader can see it; "decided": it can no longer fail, and the next transaction may begin.
+        """
+        self._begin_commit()
+        return await self._commit(metadata, wait)
+
+    def commit_soon(
+        self, *, metadata: bytes | None = None, wait: Literal["complete", "decided"] = "decided"
+    ) -> asyncio.Task[transaction_pb2.Outcome | None]:
+        """Commits while the next transaction is begun and filled: await the result before the one after that.
+
+        Should it fail, the next one cannot be committed either: both are to be aborted.
+        """
+        self._begin_commit()
+        return asyncio.get_running_loop().create_task(self._commit(metadata, wait))
+
+    def _begin_commit(self) -> None:
+        if self.state is not State.PREPARED:
+            self._check_state()
+        if self.committing is not None:
+            raise misused(self.name, "this transaction is being committed already")
+        self.committing = asyncio.get_running_loop().create_future()
+        self._tools.on_state(self)
+
+    async def _commit(
+        self, metadata: bytes | None, wait: Literal["complete", "decided"]
+    ) -> transaction_pb2.Outcome | None:
+        committing, is_committed = self.committing, False
+        try:
+            await self.has_grant()
+            contents = None
+            if self.state is not State.PREPARED:
+                contents = await self._contents(metadata)
+                self.metadata = contents.metadata
+                if not contents.written and not contents.group_offsets and not contents.metadata:
+                    self._claim.grant = self.grant
+                    self._claim.registered = Registered(partitions=self._registered, groups=frozenset(self._groups))
+                    self._become(State.ENDED)
+                    is_committed = True
+                    return None
+            outcome = await self._end(transaction_pb2.COMMITTED, contents, wait_complete=wait == "complete")
+            is_committed = True
+            return outcome
+        finally:
+            self.committing = None
+            self._tools.on_state(self)
+            if committing is not None and not committing.done():
+                committing.set_result(is_committed)
+
+    async def abort(self) -> transaction_pb2.Outcome | None:
+        """Nothing of it is ever seen. Also settles a commit whose answer did not come, unless it was decided.
+
+        None: there was nothing to abort.
+        """
+        if self.state is State.ENDED:
+            raise misused(self.name, "this transaction has ended; begin the next one")
+        if self._registering is not None:
+            self._registering.cancel()
+            await asyncio.gather(self._registering, return_exceptions=True)
+        await self._writer.close(AbortedError("the transaction was aborted"))
+        if self._granting is None and (self._maybe_registered or self.state is not State.OPEN):
+            return await self._end(transaction_pb2.ABORTED, None, wait_complete=True)
+        self._become(State.ENDED)
+        if self._granting is not None and not self._granting.done():
+            self._granting.set_result(None)
+        return None
+
+    async def _contents(self, metadata: bytes | None) -> coordinator_pb2.Contents:
+        try:
+            await self._writer.flush()
+        except OnceboxError as error:
+            if is_decided(error):
+                await self._writer.close(error)
+                self._claim.doubt()
+                self._become(State.ENDED)
+            raise
+        return coordinator_pb2.Contents(
+            written=self._writer.written(),
+            group_offsets=as_messages(self._offsets),
+            metadata=self.metadata if metadata is None else metadata,
+        )
+
+    async def _end(
+        self, result: "transaction_pb2.Result", contents: coordinator_pb2.Contents | None, *, wait_complete: bool
+    ) -> transaction_pb2.Outcome:
+        before = self.state
+        self._writer.release()
+        self._become(State.IN_DOUBT)
+        ahead = Registered()
+        if result == transaction_pb2.COMMITTED:
+            partitions = sorted(self._writer.partitions)[:AHEAD_MAX]
+            ahead = Registered(partitions=frozenset(partitions), groups=frozenset(self._offsets))
+        try:
+            outcome = await self._claim.end(self.grant, result, contents, ahead=ahead, wait_complete=wait_complete)
+        except AbortableError as error:
+            self._become(State.ENDED if is_decided(error) else before)
+            raise
+        except BaseException:
+            if before is State.PREPARED:
+                # No timeout will decide it: it stays with whoever prepared it.
+                self._become(before)
+            raise
+        if result == transaction_pb2.COMMITTED and self.metadata:
+            self._claim.resume_token = self.metadata
+        self._become(State.ENDED)
+        return outcome
+
+    def _become(self, state: State) -> None:
+        self.state = state
+        if state is State.ENDED:
+            self._writer.let_go()
+        self._tools.on_state(self)
+
+    async def outcome(self) -> transaction_pb2.Outcome:
+        """What became of it; also after a commit that raised, and from another process by number."""
+        await self.has_grant()
+        response = await self._claim.call(
+            "get_outcome",
+            coordinator_pb2.GetOutcomeRequest(transactional_id=self._claim.transactional_id, number=self.number),
+        )
+        outcome: transaction_pb2.Outcome = response.outcome
+        return outcome
+
+    # --- with the coordinator -----------------------------------------------------------------------------------------
+
+    @property
+    def has_begun(self) -> bool:
+        """Something may have been stored under its grant."""
+        return self._writer.has_sent or self._offsets_sent_at is not None
+
+    def begun_ms_ago(self) -> int | None:
+        if not self.has_begun:
+            return None
+        began_at = min(at for at in (self._writer.began_at, self._offsets_sent_at) if at is not None)
+        return int((asyncio.get_running_loop().time() - began_at) * 1000)
+
+    def fail(self, error: OnceboxError) -> None:
+        """Whatever is done next raises this, except abort()."""
+        self._writer.fail(error)
+
+    def adopt(self, grant: transaction_pb2.Grant) -> None:
+        """The grant in hand had expired unused: what is buffered moves over, and is registered anew."""
+        if grant == self.grant:
+            return
+        if self.has_begun:
+            self._writer.fail(AbortedError("the transaction was begun under a grant that had expired"))
+            return
+        self.grant = grant
+        self._claim.renewed(grant)
+        self._registered = frozenset()
+        self._groups.clear()
+        self._writer.move(self._identity())
+
+    def _register(self, where: TopicPartition) -> None:
+        if self._granting is not None:
+            return  # granted() asks again
+        self._maybe_registered = True
+        self._to_register.add(where)
+        if self._registering is None or self._registering.done():
+            self._registering = asyncio.get_running_loop().create_task(self._register_all())
+
+    async def _register_all(self) -> None:
+        try:
+            while self._to_register:
+                wanted, self._to_register = frozenset(self._to_register), set()
+                self.adopt(await register_partitions(self._claim, self.grant, wanted, self.begun_ms_ago()))
+                self._registered |= wanted
+                self._to_register -= wanted
+                self._writer.registered(wanted)
+        except OnceboxError as error:
+            self._writer.fail(error)
+
+    async def _explain(self, error: OnceboxError) -> OnceboxError:
+        return await explained(self._claim, self.grant, self.begun_ms_ago() or 0, error)

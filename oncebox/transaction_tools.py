@@ -1,0 +1,95 @@
+"""What a transaction is named, where it stands, and what all transactions of a producer share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from oncebox.claim import grouped
+from oncebox.errors import CoordinatorError, RetriableError, UsageError
+from oncebox.v1 import coordinator_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncebox.claim import Claim, ProducerSettings
+    from oncebox.errors import OnceboxError
+    from oncebox.group_offsets import GroupOffsetsSender
+    from oncebox.placement import Placement
+    from oncebox.transaction import Transaction
+    from oncebox.v1 import transaction_pb2
+    from oncebox.wire import TopicPartition, Wire
+
+EXPLAIN_TIMEOUT_S = 5.0
+
+
+class State(Enum):
+    OPEN = "open"
+    PREPARED = "prepared"
+    # Its end was asked for, and the answer did not come.
+    IN_DOUBT = "in doubt"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionName:
+    """Names a transaction for ever; what to store in the other system when it is prepared."""
+
+    transactional_id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What all transactions of a producer share."""
+
+    claim: Claim
+    settings: ProducerSettings
+    wire: Wire
+    placement: Placement
+    offsets: GroupOffsetsSender
+    # Called when it ends, and again should its end be refused.
+    on_state: Callable[[Transaction], None]
+
+
+def misused(name: TransactionName, told: str) -> UsageError:
+    error = UsageError(told)
+    error.about(name.transactional_id, name.number)
+    return error
+
+
+async def register_partitions(
+    claim: Claim, grant: transaction_pb2.Grant, partitions: frozenset[TopicPartition], begun_ms_ago: int | None
+) -> transaction_pb2.Grant:
+    """The grant to use from here on."""
+    request = coordinator_pb2.AddPartitionsRequest(
+        transactional_id=claim.transactional_id,
+        grant=grant,
+        partitions=grouped(partitions),
+        begun_ms_ago=begun_ms_ago,
+    )
+    granted: transaction_pb2.Grant = (await claim.call("add_partitions", request)).grant
+    return granted
+
+
+async def register_group(
+    claim: Claim, grant: transaction_pb2.Grant, group_id: str, begun_ms_ago: int | None
+) -> transaction_pb2.Grant:
+    """The grant to use from here on."""
+    request = coordinator_pb2.AddOffsetsRequest(
+        transactional_id=claim.transactional_id, grant=grant, group_ids=[group_id], begun_ms_ago=begun_ms_ago
+    )
+    granted: transaction_pb2.Grant = (await claim.call("add_offsets", request)).grant
+    return granted
+
+
+async def explained(claim: Claim, grant: transaction_pb2.Grant, begun_ms_ago: int, error: OnceboxError) -> OnceboxError:
+    """A broker refused our epoch: the coordinator knows why."""
+    try:
+        await claim.heartbeat(grant, begun_ms_ago, EXPLAIN_TIMEOUT_S)
+    except RetriableError:
+        return error
+    except CoordinatorError as reason:
+        return reason
+    return error
