@@ -1,0 +1,123 @@
+"""What a Transact stream holds: a producer and its open transaction. Both may outlive the stream, for a while.
+
+A lost stream's transaction is aborted when its grace period has passed, unless another stream has resumed it by number.
+Who opens an id anew fences whoever held it: also a holder of this gateway.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from oncebox.errors import OnceboxError
+from oncebox.producer import Producer, Transaction
+from oncebox.transaction import State
+from oncebox.v1 import gateway_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+NewProducer = Callable[[pb.Open, str], Producer]
+
+
+class TooManyError(Exception):
+    """As many producers are held as may be."""
+
+
+class Holder:
+    def __init__(self, producer: Producer, transactional_id: str, grace_ms: int) -> None:
+        self.producer = producer
+        self.transactional_id = transactional_id
+        self.grace_ms = grace_ms
+        self.transaction: Transaction | None = None
+        # The last request that was carried out: what a stream that resumes need not send again.
+        self.last_request_id = 0
+        # Of the stream that has it: ends that stream, and returns when its last request is carried out.
+        self.detach: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.waiting: asyncio.TimerHandle | None = None
+
+    @property
+    def number(self) -> int:
+        """Of the open transaction; 0: there is none."""
+        return self.transaction.number if self.transaction is not None and self.transaction.is_open else 0
+
+
+class Holders:
+    def __init__(self, new_producer: NewProducer, holders_max: int) -> None:
+        self._new_producer = new_producer
+        self._holders_max = holders_max
+        self._held: dict[str, Holder] = {}
+        self._opening = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def resume(self, transactional_id: str, number: int) -> Holder | None:
+        """The holder of this open transaction, taken from the stream that had it."""
+        holder = self._held.get(transactional_id)
+        if holder is None or not number or holder.number != number:
+            return None
+        if holder.waiting is not None:
+            holder.waiting.cancel()
+            holder.waiting = None
+        if holder.detach is not None:
+            await holder.detach()
+        # Its last request may have ended it, or another stream have been quicker.
+        return holder if holder.number == number and holder.detach is None else None
+
+    async def open(self, request: pb.Open, address: str) -> Holder:
+        """Takes the id over: what was open is aborted."""
+        if len(self._held) + self._opening >= self._holders_max:
+            raise TooManyError
+        producer = self._new_producer(request, address)
+        self._opening += 1
+        try:
+            await producer.start()
+        finally:
+            self._opening -= 1
+        holder = Holder(producer, request.transactional_id, request.grace_ms)
+        former = self._held.pop(request.transactional_id, None)
+        self._held[request.transactional_id] = holder
+        if former is not None and former.detach is None:
+            # A stream that still has the former one is told that it is fenced, and leaves it behind by itself.
+            self._start(self._drop(former))
+        return holder
+
+    def leave(self, holder: Holder, *, lost: bool) -> None:
+        """By its stream, which has ended."""
+        holder.detach = None
+        transaction = holder.transaction
+        is_current = self._held.get(holder.transactional_id) is holder
+        if is_current and lost and holder.grace_ms and transaction is not None and transaction.state is State.OPEN:
+            loop = asyncio.get_running_loop()
+            holder.waiting = loop.call_later(holder.grace_ms / 1000, self._give_up, holder)
+        else:
+            self._give_up(holder)
+
+    def _give_up(self, holder: Holder) -> None:
+        if self._held.get(holder.transactional_id) is holder:
+            del self._held[holder.transactional_id]
+        self._start(self._drop(holder))
+
+    async def _drop(self, holder: Holder) -> None:
+        if holder.waiting is not None:
+            holder.waiting.cancel()
+        if holder.detach is not None:
+            await holder.detach()
+        with suppress(OnceboxError):
+            await holder.producer.stop()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a producer of the gateway was not stopped in good order", exc_info=error)
+
+    async def close(self) -> None:
+        """Aborts what is open."""
+        for holder in list(self._held.values()):
+            self._give_up(holder)
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)

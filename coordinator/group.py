@@ -1,0 +1,155 @@
+"""Which log partitions are this instance's: a stock Kafka consumer group on the log topic decides.
+
+Only an opinion: safety never depends on it, the log itself fences. The consumer reads nothing. Each member's client id
+carries its address, so the group also tells who else there is.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
+
+from oncebox.wire import KafkaSettings, librdkafka_config
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+# The broker's default minimum.
+SESSION_TIMEOUT_MS = 6_000
+HEARTBEAT_MS = 1_000
+RESTART_S = 1.0
+LEAVE_TIMEOUT_S = 10.0
+# Also the rebalance timeout: for so long a group waits for a member that died after it had joined a rebalance. More
+# than giving partitions back may take.
+REBALANCE_TIMEOUT_MS = 10_000
+REVOKE_TIMEOUT_S = 5.0
+MEMBERS_TIMEOUT_S = 5.0
+CLIENT_ID_PREFIX = "oncebox-coordinator"
+
+
+def client_id(instance: str, address: str) -> str:
+    return f"{CLIENT_ID_PREFIX}/{instance}/{address}"
+
+
+def parse_client_id(value: str) -> tuple[str, str] | None:
+    """Instance and address, where it is one of ours."""
+    prefix, _, rest = value.partition("/")
+    instance, _, address = rest.partition("/")
+    return (instance, address) if prefix == CLIENT_ID_PREFIX and instance and address else None
+
+
+class Group:
+    """Membership in the group. Calls back on the event loop."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        group_id: str,
+        topic: str,
+        instance: str,
+        address: str,
+        assigned: Callable[[set[int]], None],
+        revoked: Callable[[set[int]], Awaitable[None]],
+    ) -> None:
+        self._config: dict[str, object] = {
+            **librdkafka_config(settings),
+            "client.id": client_id(instance, address),
+            "group.id": group_id,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": SESSION_TIMEOUT_MS,
+            "heartbeat.interval.ms": HEARTBEAT_MS,
+            "max.poll.interval.ms": REBALANCE_TIMEOUT_MS,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "latest",
+            "topic.metadata.refresh.interval.ms": 60_000,
+        }
+        self._settings = settings
+        self._group_id = group_id
+        self._topic = topic
+        self._assigned = assigned
+        self._revoked = revoked
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._stay, name="group", daemon=True)
+        self._admin: AdminClient | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def leave(self) -> None:
+        """Leaves the group, so that the others take over at once."""
+        self._closing.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, LEAVE_TIMEOUT_S)
+            if self._thread.is_alive():
+                logger.warning("group %s does not let us go; its session ends by itself", self._group_id)
+
+    async def members(self) -> dict[str, str]:
+        """Instance → address of all members, this one included."""
+        return await asyncio.to_thread(self._describe)
+
+    def _stay(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._poll()
+            except Exception:
+                # An instance that has left its group unnoticed would never lead anything again.
+                logger.exception("group %s: membership failed; joining again", self._group_id)
+                self._closing.wait(RESTART_S)
+
+    def _poll(self) -> None:
+        from confluent_kafka import Consumer
+
+        consumer = Consumer(self._config)
+        consumer.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        try:
+            while not self._closing.is_set():
+                message = consumer.poll(POLL_S)
+                error = message.error() if message is not None else None
+                if error is not None:
+                    logger.info("group %s: %s", self._group_id, error.str())
+        finally:
+            consumer.close()
+
+    def _on_assign(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
+        consumer.incremental_assign(partitions)
+        # Assigned to be led, not to be read.
+        consumer.pause(partitions)
+        self._loop.call_soon_threadsafe(self._assigned, _numbers(partitions))
+
+    def _on_revoke(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
+        """Returns once they are resigned: the group gives them away after that."""
+        future = asyncio.run_coroutine_threadsafe(self._resign(_numbers(partitions)), self._loop)
+        try:
+            future.result(REVOKE_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("log partitions %s were not resigned in time; the log fences us", _numbers(partitions))
+        consumer.incremental_unassign(partitions)
+
+    def _on_lost(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
+        self._on_revoke(consumer, partitions)
+
+    async def _resign(self, partitions: set[int]) -> None:
+        await self._revoked(partitions)
+
+    def _describe(self) -> dict[str, str]:
+        if self._admin is None:
+            from confluent_kafka.admin import AdminClient
+
+            self._admin = AdminClient({**librdkafka_config(self._settings)})
+        # Not describe_consumer_groups: when a broker goes away under it, librdkafka may end the whole process
+        # (rd_kafka_enq_once_del_source_return: assertion refcnt > 0).
+        groups = self._admin.list_groups(self._group_id, timeout=MEMBERS_TIMEOUT_S)
+        found = (parse_client_id(str(member.client_id)) for group in groups for member in group.members)
+        return dict(pair for pair in found if pair is not None)
+
+
+def _numbers(partitions: "Iterable[TopicPartition]") -> set[int]:
+    return {partition.partition for partition in partitions}

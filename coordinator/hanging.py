@@ -1,0 +1,380 @@
+"""Transactions that are open on a partition: whose they are, and the safe end of those that nobody knows.
+
+Only what every log partition of ours and Kafka's own coordinator disown, for longer than any transaction may last,
+counts as hanging; Kafka's own are shown and never touched. It lists those alone that our principal may DESCRIBE: as
+long as that is not all of them, what the feed holds no commit of may be Kafka's own, and is not ended either.
+What is open is asked for before who knows it, and again before it is ended: so nothing that ends or begins meanwhile
+can be taken for hanging.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import NamedTuple
+
+import grpc
+
+from coordinator.calls import Calls
+from coordinator.core.commands import ErrorCode, Refused
+from coordinator.core.records import Result
+from oncebox import wire
+from oncebox.v1 import manifest_pb2, peer_pb2
+from oncebox.wire import OFFSETS_TOPIC, ActiveProducer, ClusterMetadata, TopicPartition, TxnMarker, Wire, WireError
+
+logger = logging.getLogger(__name__)
+
+NATIVE_LOG = "__transaction_state"
+EPOCH_TOP = 32_767
+PARTITIONS_PER_REQUEST = 500
+ASK_TIMEOUT_S = 10.0
+LANE = "hanging"
+
+
+class Kind(IntEnum):
+    """As OpenTransaction.Kind."""
+
+    ONCEBOX = 1
+    NATIVE = 2
+    HANGING = 3
+    UNKNOWN = 4
+
+
+class Seen(NamedTuple):
+    """A transaction open on a partition, as the partition's leader sees it."""
+
+    partition: TopicPartition
+    producer: ActiveProducer
+    offset_first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the coordinators know of open transactions."""
+
+    # By (producer id, epoch).
+    ours: Mapping[tuple[int, int], peer_pb2.OpenProducer]
+    # Transactional ids by producer id.
+    native: Mapping[int, str]
+    # Whether these are all.
+    sees_all_native: bool
+    # Who did not answer; while somebody is missing nothing counts as hanging.
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    topic: str
+    partition: int
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    offset_first: int
+    age_ms: int
+    kind: Kind
+    transactional_id: str = ""
+    number: int = 0
+    # Of a hanging one: how it is ended, or would be.
+    ends_as: Result = Result.UNDECIDED
+    # Whether it is certain that it is not Kafka's own.
+    may_end: bool = False
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionDescription:
+    offset_stable: int
+    offset_high_watermark: int
+    open: tuple[Open, ...]
+
+
+# All open transactions that the instance at this address knows.
+ListOpen = Callable[[str], Awaitable[peer_pb2.ListOpenResponse]]
+# The manifests in the whole feed of these (producer id, epoch).
+FindManifests = Callable[[frozenset[tuple[int, int]]], Awaitable[Sequence[manifest_pb2.Manifest]]]
+
+
+def classify(seen: Seen, known: Known, *, now_ms: int, age_min_ms: int) -> Open:
+    producer = seen.producer
+    age_ms = max(now_ms - producer.last_timestamp_ms, 0)
+    ours = known.ours.get((producer.producer_id, producer.producer_epoch))
+    native = known.native.get(producer.producer_id)
+    if ours is not None:
+        kind = Kind.ONCEBOX
+    elif native is not None:
+        kind = Kind.NATIVE
+    elif known.missing or age_ms < age_min_ms:
+        kind = Kind.UNKNOWN
+    else:
+        kind = Kind.HANGING
+    return Open(
+        topic=seen.partition.topic,
+        partition=seen.partition.partition,
+        producer_id=producer.producer_id,
+        epoch=producer.producer_epoch,
+        coordinator_epoch=producer.coordinator_epoch,
+        offset_first=seen.offset_first,
+        age_ms=age_ms,
+        kind=kind,
+        transactional_id=ours.transactional_id if ours else native or "",
+        number=ours.number if ours else 0,
+    )
+
+
+def covers(manifest: manifest_pb2.Manifest, hanging: Open, topic_id: bytes, offsets_partitions: int) -> bool:
+    """Whether the manifest says that this very transaction was committed on this very partition."""
+    if (manifest.producer_id, manifest.epoch) != (hanging.producer_id, hanging.epoch):
+        return False
+    if hanging.topic == OFFSETS_TOPIC:
+        homes = {wire.offsets_partition(entry.group_id, offsets_partitions) for entry in manifest.group_offsets}
+        return hanging.partition in homes
+    return any(
+        entry.topic_id == topic_id
+        and entry.partition == hanging.partition
+        and any(run.offset_first <= hanging.offset_first < run.offset_next for run in entry.runs)
+        for entry in manifest.written
+    )
+
+
+async def ask_peer(open_channel: Callable[[str], grpc.aio.Channel], address: str) -> peer_pb2.ListOpenResponse:
+    from oncebox.v1.peer_pb2_grpc import PeersStub
+
+    async with open_channel(address) as channel:
+        stub = PeersStub(channel)
+        response: peer_pb2.ListOpenResponse = await stub.ListOpen(peer_pb2.ListOpenRequest(), timeout=ASK_TIMEOUT_S)
+        return response
+
+
+class Hanging:
+    def __init__(
+        self,
+        *,
+        wire: Wire,
+        calls: Calls,
+        list_open: ListOpen,
+        find_manifests: FindManifests,
+        own_topics: frozenset[str],
+        age_min_ms: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """own_topics: the log and the feed, which hold no transactions; age_min_ms: the longest timeout there is."""
+        self._wire = wire
+        self._calls = calls
+        self._list_open = list_open
+        self._find_manifests = find_manifests
+        self._own_topics = own_topics
+        self._age_min_ms = age_min_ms
+        self._now_ms = now_ms
+        self._first_swept_ms: dict[tuple[str, int, int, int, int], int] = {}
+
+    async def describe(self, topic: str, partition: int) -> PartitionDescription | Refused:
+        """Who has a transaction open there; the first of them holds the last stable offset."""
+        where = TopicPartition(topic, partition)
+        try:
+            cluster = await self._wire.metadata([topic])
+            if partition not in cluster.topics[topic].partitions:
+                return _refuse_unknown(f"{topic}:{partition}")
+            leader = cluster.topics[topic].partitions[partition].leader_id
+            if leader is None:
+                return _refuse_unavailable(f"{topic}:{partition} has no leader")
+            seen = await self._seen(cluster)
+            known = await self._known(seen)
+            stable = await self._wire.list_offsets(leader, {where: wire.LATEST}, read_committed=True, lane=LANE)
+            high = await self._wire.list_offsets(leader, {where: wire.LATEST}, lane=LANE)
+        except WireError as error:
+            return _refuse_unavailable(f"no answer from Kafka ({type(error).__name__})")
+        if failure := stable[where].error or high[where].error:
+            return _refuse_unavailable(f"{topic}:{partition} answers {failure.name}")
+        return PartitionDescription(
+            offset_stable=stable[where].offset,
+            offset_high_watermark=high[where].offset,
+            open=tuple(self._classified(entry, known) for entry in seen if entry.partition == where),
+        )
+
+    async def find(self, topics: frozenset[str], *, end: bool) -> tuple[Open, ...] | Refused:
+        """The hanging ones on these topics (none named: on all), ended if so asked."""
+        try:
+            cluster = await self._wire.metadata(topics or None)
+            absent = [name for name in sorted(topics) if not cluster.topics[name].partitions]
+            if absent:
+                return _refuse_unknown(absent[0])
+            seen = await self._seen(cluster)
+            known = await self._known(seen)
+            if known.missing:
+                return _refuse_unavailable(f"no answer from {', '.join(known.missing)}")
+            opened = [self._classified(entry, known) for entry in seen]
+            hanging = await self._with_ends([entry for entry in opened if entry.kind is Kind.HANGING], cluster, known)
+            return await self._end(hanging) if end else hanging
+        except WireError as error:
+            return _refuse_unavailable(f"no answer from Kafka ({type(error).__name__})")
+
+    async def sweep(self) -> tuple[Open, ...] | Refused:
+        """Ends what sweeps have found hanging for the longest timeout: without a person who asks for it, the age by
+        record timestamps, which clients set as they like, would be too little.
+        """
+        found = await self.find(frozenset(), end=False)
+        if isinstance(found, Refused):
+            return found
+        now_ms = self._now_ms()
+        self._first_swept_ms = {_key(entry): self._first_swept_ms.get(_key(entry), now_ms) for entry in found}
+        ripe = [entry for entry in found if now_ms - self._first_swept_ms[_key(entry)] >= self._age_min_ms]
+        try:
+            return await self._end(ripe)
+        except WireError as error:
+            return _refuse_unavailable(f"no answer from Kafka ({type(error).__name__})")
+
+    @property
+    def swept(self) -> int:
+        """How many the last sweep found."""
+        return len(self._first_swept_ms)
+
+    def _classified(self, seen: Seen, known: Known) -> Open:
+        return classify(seen, known, now_ms=self._now_ms(), age_min_ms=self._age_min_ms)
+
+    async def _seen(self, cluster: ClusterMetadata) -> list[Seen]:
+        """In order of partition and offset. A partition without a leader cannot be looked at, nor marked."""
+        by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
+        for name, topic in cluster.topics.items():
+            if name in self._own_topics:
+                continue
+            for index, partition in topic.partitions.items():
+                if partition.leader_id is not None:
+                    by_leader[partition.leader_id].append(TopicPartition(name, index))
+        seen = []
+        for leader, partitions in by_leader.items():
+            for start in range(0, len(partitions), PARTITIONS_PER_REQUEST):
+                chunk = partitions[start : start + PARTITIONS_PER_REQUEST]
+                answer = await self._wire.describe_producers(leader, chunk, lane=LANE)
+                for where, described in answer.items():
+                    if described.error:
+                        logger.warning("%s:%d is not examined: %s", *where, described.error.name)
+                    seen += [
+                        Seen(where, producer, producer.txn_start_offset)
+                        for producer in described.producers
+                        if producer.txn_start_offset is not None
+                    ]
+        return sorted(seen, key=lambda entry: (entry.partition, entry.offset_first))
+
+    async def _known(self, seen: Iterable[Seen]) -> Known:
+        producer_ids = sorted({entry.producer.producer_id for entry in seen})
+        if not producer_ids:
+            return Known(ours={}, native={}, sees_all_native=True, missing=())
+        leaders = {led.log_partition: led.address for led in self._calls.leaders()}
+        addresses = sorted(set(leaders.values()))
+        answers = await asyncio.gather(*(self._list_open(address) for address in addresses), return_exceptions=True)
+        ours = {}
+        unanswered = set(range(self._calls.partition_count))
+        for address, answer in zip(addresses, answers, strict=True):
+            if isinstance(answer, BaseException):
+                logger.warning("%s does not say what is open there: %s", address, type(answer).__name__)
+                continue
+            # One that has lost a partition may not have noticed: it does not speak for the one that leads it now.
+            unanswered -= {partition for partition in answer.log_partitions if leaders.get(partition) == address}
+            ours.update({(entry.producer_id, entry.epoch): entry for entry in answer.open})
+        missing = [f"log partition {partition}" for partition in sorted(unanswered)]
+        native, sees_all = await self._native(producer_ids, missing)
+        return Known(ours=ours, native=native, sees_all_native=sees_all, missing=tuple(missing))
+
+    async def _native(self, producer_ids: Sequence[int], missing: list[str]) -> tuple[dict[int, str], bool]:
+        cluster = await self._wire.metadata([NATIVE_LOG])
+        for index, partition in cluster.topics[NATIVE_LOG].partitions.items():
+            if partition.leader_id is None:
+                missing.append(f"{NATIVE_LOG}:{index}")
+        native = {}
+        sees_all = True
+        for broker in cluster.brokers:
+            sees_all = sees_all and await self._wire.may_describe_transactions(broker, lane=LANE)
+            listed = await self._wire.list_transactions(broker, producer_ids=producer_ids, lane=LANE)
+            if listed.error:
+                missing.append(f"broker {broker} ({listed.error.name})")
+            native.update({entry.producer_id: entry.transactional_id for entry in listed.transactions})
+        return native, sees_all
+
+    async def _with_ends(self, hanging: Sequence[Open], cluster: ClusterMetadata, known: Known) -> tuple[Open, ...]:
+        if not hanging:
+            return ()
+        manifests = await self._find_manifests(frozenset((entry.producer_id, entry.epoch) for entry in hanging))
+        topic_ids = {name: topic.topic_id for name, topic in cluster.topics.items()}
+        offsets = cluster.topics.get(OFFSETS_TOPIC)
+        offsets_partitions = len(offsets.partitions) if offsets else 1
+        ended = []
+        for entry in hanging:
+            topic_id = topic_ids[entry.topic]
+            id_bytes = topic_id.bytes if topic_id else b""
+            covering = [each for each in manifests if covers(each, entry, id_bytes, offsets_partitions)]
+            ended.append(
+                replace(
+                    entry,
+                    ends_as=Result.COMMITTED if covering else Result.ABORTED,
+                    may_end=known.sees_all_native or bool(covering),
+                    transactional_id=covering[0].transactional_id if covering else "",
+                    number=covering[0].number if covering else 0,
+                )
+            )
+        return tuple(ended)
+
+    async def _end(self, hanging: Sequence[Open]) -> tuple[Open, ...]:
+        """Each as `ends_as` says, if it is still open just as it was."""
+        if not hanging:
+            return ()
+        still = {
+            (*seen.partition, seen.producer.producer_id, seen.producer.producer_epoch, seen.offset_first)
+            for seen in await self._seen(await self._wire.metadata({entry.topic for entry in hanging}))
+        }
+        return tuple([await self._mark(entry) if _key(entry) in still else entry for entry in hanging])
+
+    async def _mark(self, entry: Open) -> Open:
+        if not entry.may_end:
+            logger.warning(
+                "hanging transaction on %s:%d, producer id %d, epoch %d: not ended, it may be of Kafka's own "
+                "coordinator: we may not see all of those; `oncebox coordinator check` tells the command",
+                entry.topic,
+                entry.partition,
+                entry.producer_id,
+                entry.epoch,
+            )
+            return entry
+        where = TopicPartition(entry.topic, entry.partition)
+        leader = self._wire.leader_id(where)
+        if leader is None:
+            return entry
+        fences = entry.epoch < EPOCH_TOP
+        marker = TxnMarker(
+            producer_id=entry.producer_id,
+            # One above, as our own markers are: a late write of the same epoch is refused from then on.
+            producer_epoch=entry.epoch + 1 if fences else entry.epoch,
+            committed=entry.ends_as is Result.COMMITTED,
+            partitions=(where,),
+            coordinator_epoch=max(entry.coordinator_epoch, 0),
+            transaction_version=2 if fences else 1,
+        )
+        answer = await self._wire.write_txn_markers(leader, [marker], lane=LANE)
+        error = answer.get(entry.producer_id, {}).get(where, wire.ErrorCode.UNKNOWN_SERVER_ERROR)
+        logger.warning(
+            "hanging transaction on %s:%d, producer id %d, epoch %d, from offset %d: %s %s",
+            *where,
+            entry.producer_id,
+            entry.epoch,
+            entry.offset_first,
+            "not ended:" if error else "ended as",
+            error.name if error else entry.ends_as.name,
+        )
+        return replace(entry, ended=not error)
+
+
+def _key(entry: Open) -> tuple[str, int, int, int, int]:
+    return entry.topic, entry.partition, entry.producer_id, entry.epoch, entry.offset_first
+
+
+def _refuse_unknown(what: str) -> Refused:
+    return Refused(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message=f"{what} does not exist", retriable=True)
+
+
+def _refuse_unavailable(why: str) -> Refused:
+    return Refused(
+        code=ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        message=f"{why}; nothing was ended, send the call again",
+        retriable=True,
+    )

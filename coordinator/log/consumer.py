@@ -1,0 +1,68 @@
+"""Reading a Kafka partition through confluent-kafka's fast consumer. Blocks: not for the event loop's thread."""
+
+from collections.abc import Mapping, Sequence
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from coordinator.log.port import Stored
+
+READ_TIMEOUT_S = 30.0
+CHUNK = 500
+
+
+class ReadError(Exception):
+    """The log cannot be read now."""
+
+
+class StalledError(ReadError):
+    """Nothing came, and no error either."""
+
+
+def open_consumer(config: Mapping[str, str | int], topic: str, partition: int, offset_first: int) -> Consumer:
+    """`config` says how to reach the brokers."""
+    consumer = Consumer(
+        {
+            **config,
+            "group.id": "oncebox-replay",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_uncommitted",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 10,
+            # Of a long log a little lies ready; by default the next is asked for only a second after there was enough.
+            "fetch.message.max.bytes": 2 * 1024 * 1024,
+            "queued.max.messages.kbytes": 8 * 1024,
+            "fetch.queue.backoff.ms": 5,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, offset_first)])
+    return consumer
+
+
+def read_chunk(
+    consumer: Consumer, position: int, end: int, timeout_s: float = READ_TIMEOUT_S
+) -> tuple[int, Sequence[Stored]]:
+    """The next position, and what stands before it. Compaction leaves holes: only the position tells the progress."""
+    # With a timeout, consume() would wait for its full number: take what is there, and wait only for the first one.
+    messages = consumer.consume(CHUNK, timeout=0)
+    if not messages:
+        first = consumer.poll(timeout_s)
+        if first is None:
+            raise StalledError(f"nothing came from the log at offset {position} for {timeout_s:.0f} s")
+        messages = [first]
+    chunk: list[Stored] = []
+    for message in messages:
+        error = message.error()
+        if error is not None:
+            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's name
+                position = max(position, message.offset() or 0)
+                continue
+            if error.retriable():
+                continue
+            raise ReadError(f"the log cannot be read at offset {position}: {error.str()}")
+        offset = message.offset() or 0
+        if offset >= end:
+            return end, chunk
+        chunk.append(Stored(offset, message.key(), message.value()))
+        position = offset + 1
+    return position, chunk
