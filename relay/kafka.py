@@ -1,0 +1,71 @@
+"""What the relay asks Kafka besides records: topics with their ids, and offsets. Blocking."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from oncebox.wire import KafkaSettings, librdkafka_config
+from relay.types import RelayError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+TIMEOUT_S = 30.0
+EARLIEST, LATEST = -2, -1
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topics:
+    # As UUIDs in text.
+    ids: Mapping[str, str]
+    partitions: Sequence[Place]
+
+
+class KafkaAdmin:
+    def __init__(self, settings: KafkaSettings) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        config: dict[str, Any] = dict(librdkafka_config(settings))
+        self._admin = AdminClient(config)
+
+    def topics(self, names: Sequence[str]) -> Topics:
+        from confluent_kafka import KafkaException, TopicCollection
+
+        ids: dict[str, str] = {}
+        partitions: list[Place] = []
+        for name, described in self._admin.describe_topics(
+            TopicCollection(list(names)), request_timeout=TIMEOUT_S
+        ).items():
+            try:
+                found = described.result(TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].name() == "UNKNOWN_TOPIC_OR_PART":
+                    raise RelayError(f"the topic {name!r} does not exist") from error
+                raise
+            high, low = found.topic_id.get_most_significant_bits(), found.topic_id.get_least_significant_bits()
+            ids[name] = str(uuid.UUID(int=(high & (1 << 64) - 1) << 64 | low & (1 << 64) - 1))
+            partitions += [(name, each.id) for each in found.partitions]
+        return Topics(ids=ids, partitions=sorted(partitions))
+
+    def offsets(self, places: Sequence[Place], at: int | datetime, *, read_committed: bool = False) -> dict[Place, int]:
+        """EARLIEST, LATEST (with read_committed: the last stable offset), or the first at or after a time."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        if not isinstance(at, int):
+            spec: Any = OffsetSpec.for_timestamp(int(at.timestamp() * 1000))
+        else:
+            spec = OffsetSpec.earliest() if at == EARLIEST else OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
+        wanted: dict[Any, Any] = {TopicPartition(topic, partition): spec for topic, partition in places}
+        if not wanted:
+            return {}
+        answers = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=TIMEOUT_S)
+        found = {(where.topic, where.partition): each.result(TIMEOUT_S).offset for where, each in answers.items()}
+        none = [place for place, offset in found.items() if offset < 0]
+        return found | (self.offsets(none, LATEST) if none else {})

@@ -1,0 +1,298 @@
+"""What a relay notes in the source database and asks of it: who leads, its fence, parked rows, clean-up, long writers.
+
+Whatever an owner writes here is bound to its fence: a former owner that wakes up changes nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+
+from oncebox.queries import queries
+from relay.outbox.config import OutboxSettings
+from relay.outbox.mapping import BadRowError
+from relay.outbox.plan import MessageRow, Row
+from relay.outbox.token import StopError
+
+# A peer that is gone must not hold the lead for hours.
+CONNECTION = {
+    "application_name": "oncebox-outbox",
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+    "connect_timeout": 10,
+    "options": "-c bytea_output=hex -c DateStyle=ISO -c lock_timeout=0 -c statement_timeout=0",
+}
+DELETE_ROWS_MAX = 10_000
+BEAT_S = 1.0
+
+SQL = queries("relay.outbox", "queries.sql")
+
+
+class FencedError(Exception):
+    """Another relay has taken over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """The relay's row in oncebox.outbox_relay, as its new owner finds it."""
+
+    fence: int
+    source: str
+    system_identifier: str
+    timeline: int
+    idle_lsn: int
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    system_identifier: str
+    timeline: int
+    flush_lsn: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """Whoever has the oldest open transaction that has written."""
+
+    what: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """What is parked: the transactions, and the keys that later ones wait behind."""
+
+    positions: set[int]
+    keys: set[tuple[bytes | None, bytes | None]]
+    is_retry_asked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Parked rows that are to be published after all, in their order."""
+
+    name: str
+    # Of the last of them.
+    position: int
+    rows: list[Row]
+
+
+async def connect(dsn: str) -> psycopg.AsyncConnection[Any]:
+    return await psycopg.AsyncConnection.connect(dsn, autocommit=True, **CONNECTION)  # type: ignore[arg-type]
+
+
+class Database:
+    def __init__(self, settings: OutboxSettings, connection: psycopg.AsyncConnection[Any]) -> None:
+        self.connection = connection
+        self._settings = settings
+        self._fence = -1
+        self._delete: sql.Composed | None = None
+
+    @classmethod
+    async def open(cls, settings: OutboxSettings) -> Self:
+        return cls(settings, await connect(settings.postgres.dsn.get_secret_value()))
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    async def one(self, name: str, **values: object) -> Any:
+        cursor = await self.connection.execute(SQL[name], {"name": self._settings.name, **values})
+        return await cursor.fetchone()
+
+    async def lead(self) -> bool:
+        """Whether this session is the one that leads; the lock ends with the session."""
+        (leads,) = await self.one("try_lead")
+        return bool(leads)
+
+    async def put_out_silent_leader(self) -> bool:
+        """Ends its session; what it may still try later is refused by the fences. Whether there was one."""
+        try:
+            found = await self.one("end_silent_leader", silent_s=self._settings.takeover_ms / 1000)
+        except psycopg.errors.UndefinedTable:
+            return False
+        return bool(found and found[0])
+
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Meanwhile says every second that we are alive, on a connection of its own, while the database is there. From
+        the moment that we lead: who stands by sees only the last sign of life of whoever led before.
+        """
+        self._fence = await self._noted_fence()
+        # Connected before there is a task that can be cancelled: a connection half made would linger.
+        async with await connect(self._settings.postgres.dsn.get_secret_value()) as connection:
+            task = asyncio.create_task(self._beat(connection))
+            try:
+                yield
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _beat(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        while True:
+            await connection.execute(SQL["beat"], {"name": self._settings.name, "fence": self._fence})
+            await asyncio.sleep(min(BEAT_S, self._settings.takeover_ms / 4000))
+
+    async def _noted_fence(self) -> int:
+        try:
+            row = await self.one("fence")
+        except psycopg.errors.UndefinedTable:
+            row = None
+        if row is None:
+            raise StopError(
+                f"the database does not know an outbox relay {self._settings.name!r}: run oncebox outbox init first"
+            )
+        return int(row[0])
+
+    async def raise_fence(self, owner: str) -> Noted:
+        fence, source, system_identifier, timeline, idle_lsn, is_paused = await self.one("raise_fence", owner=owner)
+        self._fence = fence
+        return Noted(
+            fence=fence,
+            source=source,
+            system_identifier=system_identifier,
+            timeline=timeline,
+            idle_lsn=int(idle_lsn),
+            is_paused=is_paused,
+        )
+
+    async def identity(self) -> Identity:
+        system_identifier, in_recovery, version, timeline, flush_lsn = await self.one("identity")
+        if in_recovery:
+            raise StopError("this server is a standby: name the primary in the DSN (target_session_attrs=read-write)")
+        return Identity(
+            system_identifier=system_identifier, timeline=timeline, flush_lsn=int(flush_lsn), version=version
+        )
+
+    async def note_idle(self, lsn: int) -> None:
+        cursor = await self.connection.execute(
+            SQL["note_idle"], {"name": self._settings.name, "fence": self._fence, "lsn": lsn}
+        )
+        if cursor.rowcount != 1:
+            raise FencedError("another relay has raised the fence in the database")
+
+    async def note_state(self, state: str, message: str, *, rows: int, position: int) -> bool:
+        """Whether it should pause."""
+        found = await self.one(
+            "note_state", fence=self._fence, state=state, message=message, rows=rows, position=position
+        )
+        if found is None:
+            raise FencedError("another relay has raised the fence in the database")
+        return bool(found[0])
+
+    async def parked(self) -> Parked:
+        cursor = await self.connection.execute(SQL["parked"], {"name": self._settings.name})
+        rows = await cursor.fetchall()
+        return Parked(
+            positions={int(position) for position, _, _, _ in rows},
+            keys={(kind, key) for _, kind, key, _ in rows},
+            is_retry_asked=any(is_asked for *_, is_asked in rows),
+        )
+
+    async def parked_ids(self) -> list[bytes]:
+        cursor = await self.connection.execute(SQL["parked_ids"], {"name": self._settings.name})
+        return [row_id for (row_id,) in await cursor.fetchall()]
+
+    async def park(self, position: int, rows: Sequence[Row], reason: str) -> None:
+        """One transaction, whole; again is the same as once."""
+        async with self.connection.transaction():
+            await self._check_fence()
+            async with self.connection.cursor() as cursor:
+                await cursor.executemany(
+                    SQL["park"],
+                    [
+                        {
+                            "name": self._settings.name,
+                            "position": position,
+                            "number": number,
+                            "row_id": None if row.id is None else row.id.decode(errors="replace"),
+                            "aggregatetype": row.aggregatetype,
+                            "aggregateid": row.aggregateid,
+                            "type": row.type,
+                            "payload": row.payload,
+                            "headers": row.headers,
+                            "reason": reason,
+                        }
+                        for number, row in enumerate(rows)
+                    ],
+                )
+
+    async def retry_asked(self, done: str) -> Retry | None:
+        """Also what was parked since it was asked for, unless it is the one that is `done`."""
+        async with self.connection.transaction():
+            await self._check_fence()
+            await self._execute("join_retry", done=done)
+            cursor = await self.connection.execute(SQL["retry_asked"], {"name": self._settings.name})
+            found = await cursor.fetchall()
+        if not found:
+            return None
+        name, last, *_ = found[-1]
+        return Retry(name=name, position=int(last), rows=[Row._make(fields) for _, _, *fields in found])
+
+    async def refuse_retry(self, retry: Retry, bad: BadRowError) -> None:
+        """They stay parked."""
+        row_id = bad.row.id.decode(errors="replace") if bad.row.id is not None else None
+        await self._execute("refuse_retry", retry=retry.name, row_id=row_id, reason=bad.reason)
+
+    async def forget_retried(self, retry: Retry) -> None:
+        """They are published, whoever says so."""
+        await self._execute("forget_retried", retry=retry.name)
+
+    async def _check_fence(self) -> None:
+        """Nobody raises it before this transaction has ended."""
+        if await self.one("fence_for_parking", fence=self._fence) is None:
+            raise FencedError("another relay has raised the fence in the database")
+
+    async def _execute(self, name: str, **values: object) -> None:
+        await self.connection.execute(SQL[name], {"name": self._settings.name, **values})
+
+    async def delete(self, ids: Sequence[bytes]) -> None:
+        """Removes published rows from the outbox; those that are gone already are none of our concern."""
+        if not ids:
+            return
+        if self._delete is None:
+            self._delete = await self._delete_statement()
+        for first in range(0, len(ids), DELETE_ROWS_MAX):
+            chosen = [row_id.decode() for row_id in ids[first : first + DELETE_ROWS_MAX]]
+            await self.connection.execute(self._delete, [chosen])
+
+    async def _delete_statement(self) -> sql.Composed:
+        settings = self._settings
+        cursor = await self.connection.execute(
+            sql.SQL("SELECT {column} FROM {table} LIMIT 0").format(
+                column=sql.Identifier(settings.columns.id), table=table_of(settings)
+            )
+        )
+        oid = cursor.description[0].type_code if cursor.description else 0
+        found = await (await self.connection.execute("SELECT format_type(%s, NULL)", [oid])).fetchone()
+        kind = found[0] if found else "text"
+        # The type's name comes from PostgreSQL's own catalogue, quoted by it where it must be.
+        return sql.SQL("DELETE FROM {table} WHERE {column} = ANY(%s::text[]::{kind}[])").format(
+            table=table_of(settings), column=sql.Identifier(settings.columns.id), kind=sql.SQL(kind)
+        )
+
+    async def oldest_writer(self) -> Writer | None:
+        row = await self.one("oldest_writer")
+        if row is None:
+            return None
+        what, age_s = row
+        return Writer(what=what, age_s=age_s or 0.0)
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def ids_in_table(rows: Iterable[Row]) -> list[bytes]:
+    return [row.id for row in rows if row.id is not None and not isinstance(row, MessageRow)]
+
+
+def table_of(settings: OutboxSettings) -> sql.Identifier:
+    return sql.Identifier(settings.table_schema, settings.table)

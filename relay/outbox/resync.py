@@ -1,0 +1,240 @@
+"""After a restore, a fail-over or a lost slot: compares the ids that are published with the rows of the table, and
+makes the relay go on from there. What is published is never published again; what is missing comes from the table.
+
+The order of commits before this point is gone with the slot: missing rows are published in the order of `created_at`.
+Rows that were deleted from the table cannot be compared.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from psycopg import sql
+
+from oncebox.producer import Producer
+from oncebox.settings import kafka_settings
+from oncebox.wire import librdkafka_config
+from relay.outbox.commit_seq import row_columns
+from relay.outbox.config import OutboxSettings
+from relay.outbox.database import SQL, Database, table_of
+from relay.outbox.logical import CHANGES_MAX, LogicalSource
+from relay.outbox.mapping import BadRowError, Mapping
+from relay.outbox.plan import Row
+from relay.outbox.token import COMMIT_SEQ, RESYNC_BEGUN, StopError, Token, decode, encode
+
+ROWS_MAX = 5_000_000
+READ_TIMEOUT_S = 30.0
+FLUSH_POLL_S = 0.01
+# Of brokers that are away: the consumer asks them again.
+GOES_BY_ITSELF = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # noqa: SLF001 - they have no other names
+
+
+@dataclass(kw_only=True)
+class Report:
+    rows: int = 0
+    published: int = 0
+    # Will come from the source, as always.
+    coming: int = 0
+    # Wait for an operator, as before.
+    parked: int = 0
+    missing: list[str] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+
+
+async def resync(settings: OutboxSettings, *, apply: bool) -> Report:
+    """Without `apply` it only looks, and is right only while nobody writes."""
+    database = await Database.open(settings)
+    try:
+        if not await database.lead():
+            raise StopError(f"the relay {settings.name} is running: stop it first")
+        async with database.beating():
+            if apply:
+                return await _apply(settings, database)
+            report, _missing = await _compared(settings, database, None)
+            return report
+    finally:
+        await database.close()
+
+
+async def _apply(settings: OutboxSettings, database: Database) -> Report:
+    """Whatever ends it on the way: no relay starts before it was run again and came to its end."""
+    producer = Producer(
+        kafka_settings(settings.kafka, client_id=settings.transactional_id),
+        settings.coordinators,
+        transactional_id=settings.transactional_id,
+        open_channel=settings.open_channel,
+    )
+    async with producer:
+        before = decode(producer.resume_token)
+        noted = await database.raise_fence("resync")
+        await database.one("begin_resync", fence=noted.fence, begun=RESYNC_BEGUN)
+        start = await _new_source(settings, database, noted.fence)
+        report, missing = await _compared(settings, database, start)
+        await _publish(settings, producer, missing, replace(start, retried=before.retried if before else ""))
+        await _restart(settings, database, start)
+        return report
+
+
+async def _compared(settings: OutboxSettings, database: Database, start: Token | None) -> tuple[Report, list[Row]]:
+    rows = await _table(settings, database)
+    coming = await _coming(settings, database, start)
+    parked = [rows.pop(row_id, None) for row_id in await database.parked_ids()]
+    report, missing = await asyncio.to_thread(_compare, settings, rows, coming)
+    report.parked = sum(row is not None for row in parked)
+    report.rows += report.parked
+    return report, missing
+
+
+async def _new_source(settings: OutboxSettings, database: Database, fence: int) -> Token:
+    """A source that begins here and now; the token that goes with it."""
+    connection = database.connection
+    identity = await database.identity()
+    if settings.source == "logical":
+        if await database.one("slot", slot=settings.slot) is not None:
+            await connection.execute("SELECT pg_drop_replication_slot(%s)", [settings.slot])
+        await connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot])
+        end = int((await database.one("slot", slot=settings.slot))[3])
+        # Its first commit may stand exactly there.
+        position = end - 1
+    else:
+        async with connection.transaction():
+            await connection.execute(SQL["commit_seq_lock"])
+            (position,) = await database.one("commit_seq_newest")
+        end = position
+    return Token(
+        system_identifier=identity.system_identifier,
+        timeline=identity.timeline,
+        source=settings.slot if settings.source == "logical" else COMMIT_SEQ,
+        position=position,
+        end=end,
+        fence=fence,
+    )
+
+
+async def _restart(settings: OutboxSettings, database: Database, start: Token) -> None:
+    """From here on a relay may start."""
+    restarted = await database.one(
+        "restart",
+        source=start.source,
+        system_identifier=start.system_identifier,
+        timeline=start.timeline,
+        lsn=start.end if settings.source == "logical" else 0,
+        fence=start.fence,
+    )
+    if restarted is None:
+        raise StopError("somebody else has taken over meanwhile: stop all relays, and run it again")
+
+
+async def _table(settings: OutboxSettings, database: Database) -> dict[bytes, Row]:
+    found = await database.connection.execute(sql.SQL("SELECT * FROM {table} LIMIT 0").format(table=table_of(settings)))
+    present = {column.name: column.type_code for column in found.description or ()}
+    order = [name for name in ("created_at", "oncebox_number") if name in present]
+    statement = sql.SQL("SELECT {columns} FROM {table} ORDER BY {order} LIMIT {limit}").format(
+        columns=sql.SQL(", ").join(row_columns(settings, present)),
+        table=table_of(settings),
+        order=sql.SQL(", ").join(map(sql.Identifier, [*order, settings.columns.id])),
+        limit=sql.Literal(ROWS_MAX + 1),
+    )
+    rows = [Row._make(fields) for fields in await (await database.connection.execute(statement)).fetchall()]
+    if len(rows) > ROWS_MAX:
+        raise StopError(f"the table has more than {ROWS_MAX} rows: delete what is surely published, then try again")
+    return {row.id: row for row in rows if row.id is not None}
+
+
+async def _coming(settings: OutboxSettings, database: Database, start: Token | None) -> set[bytes]:
+    """Ids that the new source brings by itself: they committed after it was made."""
+    if start is None:
+        return set()
+    if settings.source == "commit_seq":
+        found = await database.connection.execute(
+            sql.SQL(
+                "SELECT convert_to({id}::text, 'UTF8') FROM {table} JOIN oncebox.outbox_commit "
+                "ON transaction_id = oncebox_transaction WHERE commit_seq > %s"
+            ).format(id=sql.Identifier(settings.columns.id), table=table_of(settings)),
+            [start.position],
+        )
+        return {row_id for (row_id,) in await found.fetchall()}
+    # All that the table showed has its commit record before this place, though perhaps not on disk yet.
+    (wanted,) = await database.one("insert_lsn")
+    while (await database.one("flush_lsn"))[0] < wanted:  # noqa: ASYNC110 - the server tells nobody
+        await asyncio.sleep(FLUSH_POLL_S)
+    source = LogicalSource(settings.model_copy(update={"changes_max": CHANGES_MAX}), database)
+    try:
+        async with aclosing(source.peek(start.position, start.position)) as pieces:
+            return {row.id async for piece in pieces for row in piece.rows if row.id is not None}
+    finally:
+        await source.close()
+
+
+def _compare(settings: OutboxSettings, rows: dict[bytes, Row], coming: set[bytes]) -> tuple[Report, list[Row]]:
+    report = Report(rows=len(rows))
+    mapping = Mapping(settings.mapping)
+    topics = set()
+    for row_id, row in list(rows.items()):
+        if row_id in coming:
+            report.coming += 1
+            del rows[row_id]
+            continue
+        try:
+            topics.add(mapping.record(row).topic)
+        except BadRowError as error:
+            report.bad.append(str(error))
+            del rows[row_id]
+    for topic in sorted(topics):
+        for row_id in _published_ids(settings, topic):
+            if rows.pop(row_id, None) is not None:
+                report.published += 1
+    report.missing = [row_id.decode(errors="replace") for row_id in rows]
+    return report, list(rows.values())
+
+
+def _published_ids(settings: OutboxSettings, topic: str) -> Iterable[bytes]:
+    consumer = Consumer(
+        librdkafka_config(kafka_settings(settings.kafka))
+        | {
+            "group.id": f"oncebox-outbox-resync-{uuid.uuid4().hex[:8]}",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        found = consumer.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic]
+        if found.error is not None:
+            if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return
+            raise StopError(f"what is published in {topic} cannot be read: {found.error.str()}")
+        left = set(found.partitions)
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in left])
+        while left:
+            message = consumer.poll(READ_TIMEOUT_S)
+            if message is None:
+                raise StopError(f"the topic {topic} could not be read to its end within {READ_TIMEOUT_S:g} s")
+            error = message.error()
+            if error is None:
+                yield from _ids(message.headers(), settings.id_header)
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - confluent-kafka has no other name for it
+                left.discard(message.partition())
+            elif error.code() not in GOES_BY_ITSELF:
+                raise StopError(f"what is published in {topic} cannot be read: {error.str()}")
+    finally:
+        consumer.close()
+
+
+def _ids(headers: Any, name: str) -> Iterable[bytes]:
+    return (value for key, value in headers or () if key == name and value is not None)
+
+
+async def _publish(settings: OutboxSettings, producer: Producer, missing: list[Row], token: Token) -> None:
+    """The new token goes with the last of them: only then is all before it published."""
+    mapping, before, size = Mapping(settings.mapping), producer.resume_token, settings.group_rows_max
+    for first in range(0, max(len(missing), 1), size):
+        is_last = first + size >= len(missing)
+        async with producer.transaction(metadata=encode(token) if is_last else before) as transaction:
+            for row in missing[first : first + size]:
+                record = mapping.record(row)
+                await transaction.send(record.topic, record.value, key=record.key, headers=record.headers)

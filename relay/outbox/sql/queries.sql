@@ -1,0 +1,182 @@
+-- What a running relay asks and tells.
+
+-- name: try_lead
+SELECT pg_try_advisory_lock(hashtextextended('oncebox.outbox_relay.' || %(name)s, 0))
+
+-- name: end_silent_leader
+-- Ends the session that leads but has not noted for too long that it is alive (stopped, or hanging). A note from times
+-- to come was made before the clock was put back, and is as old as any.
+SELECT pg_terminate_backend(l.pid) FROM pg_locks l, oncebox.outbox_relay r
+WHERE r.name = %(name)s AND abs(extract(epoch FROM now() - r.beat_at)) > %(silent_s)s
+  AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('oncebox.outbox_relay.' || %(name)s, 0)
+
+-- name: fence
+SELECT fence FROM oncebox.outbox_relay WHERE name = %(name)s
+
+-- name: beat
+-- As note_state, nothing that a crash of the server must not lose: nobody waits for its disk.
+UPDATE oncebox.outbox_relay SET beat_at = now() FROM set_config('synchronous_commit', 'off', true)
+WHERE name = %(name)s AND fence = %(fence)s
+
+-- name: raise_fence
+UPDATE oncebox.outbox_relay
+SET fence = fence + 1, owner = %(owner)s, owner_since = now(), state = 'STARTING', message = '', updated_at = now(),
+    beat_at = now()
+WHERE name = %(name)s
+RETURNING fence, source, system_identifier, timeline, idle_lsn - '0/0'::pg_lsn, is_paused
+
+-- name: identity
+SELECT system_identifier::text, pg_is_in_recovery(), current_setting('server_version_num')::integer,
+       CASE WHEN NOT pg_is_in_recovery()
+            THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer END,
+       CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn() - '0/0'::pg_lsn END
+FROM pg_control_system()
+
+-- name: slot
+SELECT plugin, database = current_database(), active_pid, confirmed_flush_lsn - '0/0'::pg_lsn, wal_status,
+       pg_current_wal_lsn() - restart_lsn, confirmed_flush_lsn - restart_lsn, age(catalog_xmin)
+FROM pg_replication_slots WHERE slot_name = %(slot)s
+
+-- name: is_published
+-- Whether the inserts of the table come with the publication; no row: there is none.
+SELECT pubinsert AND EXISTS (
+    SELECT FROM pg_publication_tables t
+    WHERE t.pubname = p.pubname AND schemaname = %(schema)s AND tablename = %(table)s)
+FROM pg_publication p WHERE pubname = %(publication)s
+
+-- name: flush_lsn
+SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn
+
+-- name: peek
+SELECT data FROM pg_logical_slot_peek_binary_changes(%(slot)s, NULL, %(changes_max)s,
+    'proto_version', '1', 'publication_names', %(publication)s, 'messages', %(messages)s)
+
+-- name: advance
+SELECT pg_replication_slot_advance(%(slot)s, '0/0'::pg_lsn + %(lsn)s::numeric)
+
+-- name: log_snapshot
+SELECT pg_log_standby_snapshot()
+
+-- name: note_idle
+UPDATE oncebox.outbox_relay SET idle_lsn = '0/0'::pg_lsn + %(lsn)s::numeric, updated_at = now()
+WHERE name = %(name)s AND fence = %(fence)s
+
+-- name: note_state
+UPDATE oncebox.outbox_relay
+SET state = %(state)s, message = %(message)s, rows_published = rows_published + %(rows)s,
+    published_position = %(position)s, updated_at = now()
+FROM set_config('synchronous_commit', 'off', true)
+WHERE name = %(name)s AND fence = %(fence)s
+RETURNING is_paused
+
+-- name: parked
+SELECT position, aggregatetype, aggregateid, retry IS NOT NULL FROM oncebox.outbox_parked WHERE name = %(name)s
+
+-- name: fence_for_parking
+SELECT FROM oncebox.outbox_relay WHERE name = %(name)s AND fence = %(fence)s FOR UPDATE
+
+-- name: park
+INSERT INTO oncebox.outbox_parked
+    (name, position, number, row_id, aggregatetype, aggregateid, type, payload, headers, reason)
+VALUES (%(name)s, %(position)s, %(number)s, %(row_id)s, %(aggregatetype)s, %(aggregateid)s, %(type)s, %(payload)s,
+    %(headers)s, %(reason)s)
+ON CONFLICT DO NOTHING
+
+-- name: lock_relay
+SELECT FROM oncebox.outbox_relay WHERE name = %(name)s FOR UPDATE
+
+-- name: parked_ids
+SELECT convert_to(row_id, 'UTF8') FROM oncebox.outbox_parked WHERE name = %(name)s AND row_id IS NOT NULL
+
+-- name: parked_list
+SELECT position, row_id, reason || CASE WHEN retry IS NULL THEN '' ELSE ' (handed back to the relay)' END
+FROM oncebox.outbox_parked WHERE name = %(name)s ORDER BY position, number LIMIT %(limit)s
+
+-- name: parked_is_settled
+-- Whether the relay is surely past all of them: what it may read again after a crash must stay known as parked.
+SELECT coalesce(max(p.position) <= max(r.published_position), true)
+FROM oncebox.outbox_relay r LEFT JOIN oncebox.outbox_parked p USING (name) WHERE r.name = %(name)s
+
+-- name: discard
+DELETE FROM oncebox.outbox_parked WHERE name = %(name)s
+
+-- name: is_retry_asked
+SELECT EXISTS (SELECT FROM oncebox.outbox_parked WHERE name = %(name)s AND retry IS NOT NULL)
+
+-- name: ask_retry
+UPDATE oncebox.outbox_parked SET retry = %(retry)s WHERE name = %(name)s
+
+-- name: join_retry
+UPDATE oncebox.outbox_parked p SET retry = asked.retry
+FROM (SELECT retry FROM oncebox.outbox_parked WHERE name = %(name)s AND retry IS NOT NULL LIMIT 1) asked
+WHERE p.name = %(name)s AND p.retry IS NULL AND asked.retry::text <> %(done)s
+
+-- name: retry_asked
+SELECT retry::text, position, convert_to(row_id, 'UTF8'), aggregatetype, aggregateid, payload, type, headers
+FROM oncebox.outbox_parked WHERE name = %(name)s AND retry IS NOT NULL ORDER BY position, number
+
+-- name: refuse_retry
+UPDATE oncebox.outbox_parked
+SET retry = NULL, reason = CASE WHEN row_id IS NOT DISTINCT FROM %(row_id)s THEN %(reason)s ELSE reason END
+WHERE name = %(name)s AND retry = %(retry)s::uuid
+
+-- name: forget_retried
+DELETE FROM oncebox.outbox_parked WHERE name = %(name)s AND retry = %(retry)s::uuid
+
+-- name: oldest_writer
+-- In any database of the server, and those that are prepared: each of them makes the slot keep the log.
+SELECT what, extract(epoch FROM now() - since)::float8 FROM (
+    SELECT format('process %%s (%%s, %%s, database %%s)', pid, coalesce(nullif(application_name, ''), 'unnamed'), state,
+        datname) AS what, xact_start AS since
+    FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+    UNION ALL
+    SELECT format('the prepared transaction %%L (database %%s)', gid, database), prepared FROM pg_prepared_xacts
+) writers ORDER BY since LIMIT 1
+
+-- name: set_paused
+UPDATE oncebox.outbox_relay SET is_paused = %(is_paused)s WHERE name = %(name)s
+
+-- name: status
+SELECT r.name, r.state, r.message, r.owner, r.owner_since, r.is_paused, r.rows_published, r.updated_at, r.source,
+       s.active_pid, s.wal_status, pg_current_wal_lsn() - s.restart_lsn, age(s.catalog_xmin),
+       (SELECT count(*) FROM oncebox.outbox_parked p WHERE p.name = r.name)
+FROM oncebox.outbox_relay r LEFT JOIN pg_replication_slots s ON s.slot_name = r.source
+ORDER BY r.name
+
+-- name: insert_lsn
+SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn
+
+-- name: commit_seq_newest
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM oncebox.outbox_commit_seq
+
+-- name: commit_seq_next
+SELECT commit_seq, transaction_id, (extract(epoch FROM committed_at) * 1000000)::bigint FROM oncebox.outbox_commit
+WHERE outbox = %(table)s::regclass ORDER BY commit_seq LIMIT %(limit)s
+
+-- name: commit_seq_lock
+SELECT pg_advisory_xact_lock(hashtextextended('oncebox.outbox_commit_seq', 0))
+
+-- name: begin_resync
+-- No slot has such a name: no relay starts until it is at its end.
+UPDATE oncebox.outbox_relay SET source = %(begun)s, updated_at = now() WHERE name = %(name)s AND fence = %(fence)s
+RETURNING name
+
+-- name: restart
+-- What is parked keeps its order, at positions that the new source never gives.
+WITH shifted AS (
+    UPDATE oncebox.outbox_parked p SET position = p.position - s.span
+    FROM (SELECT max(position) - least(min(position), 0) + 1 AS span FROM oncebox.outbox_parked
+          WHERE name = %(name)s) s
+    WHERE p.name = %(name)s
+      AND EXISTS (SELECT FROM oncebox.outbox_relay r WHERE r.name = %(name)s AND r.fence = %(fence)s)
+)
+UPDATE oncebox.outbox_relay
+SET source = %(source)s, system_identifier = %(system_identifier)s, timeline = %(timeline)s,
+    idle_lsn = '0/0'::pg_lsn + %(lsn)s::numeric, state = 'RESYNCED', message = '', updated_at = now()
+WHERE name = %(name)s AND fence = %(fence)s
+RETURNING name
+
+-- name: commit_seq_forget
+DELETE FROM oncebox.outbox_commit WHERE commit_seq <= %(position)s AND outbox = %(table)s::regclass

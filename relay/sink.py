@@ -1,0 +1,317 @@
+"""Writes a batch to PostgreSQL in one transaction: rows, dead letters, positions, and the check of the fence.
+
+Either all of it is committed or nothing is. Where the database refuses rows, the batch is tried in halves inside the
+same transaction until the unit to blame is found; that one goes the way of the policy. Blocking; one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.errors import ForeignKeyViolation, UniqueViolation
+from psycopg.pq import TransactionStatus
+
+from relay.database import RETRY_AT_ONCE, Connection, headers_json, is_data_error, is_gone
+from relay.encoding import COPY_HEADER, COPY_TRAILER, storable, time_of
+from relay.plan import Hold, Plan, Planner, Round, StopError, Unit, make_plan, where_of
+from relay.queries import query
+from relay.statements import Statements, statements
+from relay.types import RelayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from relay.plan import Letter, Stage
+    from relay.types import Target
+
+RETRIES_MAX = 20
+RETRY_S = 0.02
+# After a batch with rows that were there already, so many others at most are not guessed to be without.
+GUESS_PAUSE_MAX = 256
+
+
+class MissingReferenceError(RelayError):
+    """A row refers to one that is not there, and may yet come. Nothing was written."""
+
+
+class RefusedError(RelayError):
+    """Some of it cannot be written as it is. Nothing was written."""
+
+
+class _Guess:
+    """Whether all rows of the next batch are new to their table. A wrong guess costs as much as the batch: so after
+    each it is not made for twice as many batches as before.
+    """
+
+    def __init__(self, *, is_possible: bool) -> None:
+        self._is_possible = is_possible
+        self._pause = self._wait = 0
+
+    def is_new(self) -> bool:
+        self._wait -= 1
+        return self._is_possible and self._wait < 0
+
+    def was(self, *, right: bool) -> None:
+        self._pause = 0 if right else min(max(self._pause * 2, 1), GUESS_PAUSE_MAX)
+        self._wait = self._pause
+
+
+class Sink:
+    def __init__(
+        self, connection: Connection, relay: str, targets: Sequence[Target], order: Sequence[int], letters_max: int
+    ) -> None:
+        self._connection = connection
+        self._relay = relay
+        self._targets = targets
+        self._order = order
+        self._letters_max = letters_max
+        self._statements = [statements(target, number) for number, target in enumerate(targets)]
+        # Staging tables that hold rows of this transaction already.
+        self._staged: set[int] = set()
+        # A row whose foreign key refers to nothing may find it in what comes later.
+        self.waits_for_references = False
+        tables = [str(target.table) for target in targets]
+        self._has_deferrable = connection.execute(query("has_deferrable"), {"tables": tables}).fetchone() == (True,)
+        plain = {name for (name,) in connection.execute(query("plain_tables"), {"tables": tables})}
+        self._guesses = [
+            _Guess(is_possible=each.copy_new is not None and table in plain)
+            for table, each in zip(tables, self._statements, strict=True)
+        ]
+        for each in self._statements:
+            connection.execute(each.create_up)
+            if each.create_down is not None:
+                connection.execute(each.create_down)
+
+    def apply(
+        self,
+        planner: Planner,
+        units: Sequence[Unit],
+        plan: Plan,
+        holds: frozenset[Hold],
+        save: Callable[[Connection, Plan], None],
+    ) -> Plan:
+        """The plan that was carried out: the given one, or, where the database refused rows, another. `save` comes last
+        in the transaction.
+        """
+        return self._commit(units, lambda: self._write(planner, units, plan, holds), save)
+
+    def apply_pieces(
+        self, units: Sequence[Unit], plans: Callable[[], Iterable[Plan]], save: Callable[[Connection, Plan], None]
+    ) -> Plan:
+        """Several plans one after the other, made as they are wanted. Raises RefusedError where not all of it can be
+        written as it is; nothing is then.
+        """
+
+        def write() -> Plan:
+            row_count, holds = 0, frozenset[Hold]()
+            for plan in plans():
+                if plan.letters:
+                    raise RefusedError(plan.letters[0].error)
+                try:
+                    self._write_rounds(plan)
+                except psycopg.Error as error:
+                    if is_data_error(error):
+                        raise RefusedError(_told(error)) from error
+                    raise
+                row_count += plan.row_count
+                holds = plan.holds
+            return Plan(rounds=(), letters=(), is_replay=False, row_count=row_count, holds=holds)
+
+        return self._commit(units, write, save)
+
+    def _commit(
+        self, units: Sequence[Unit], write: Callable[[], Plan], save: Callable[[Connection, Plan], None]
+    ) -> Plan:
+        for attempt in range(RETRIES_MAX):
+            if self._connection.info.transaction_status is TransactionStatus.IDLE:
+                # Staging tables are emptied with each commit. (A dry run is one transaction around all.)
+                self._staged.clear()
+            try:
+                with self._connection.transaction():
+                    done = write()
+                    save(self._connection, done)
+                return done
+            except RETRY_AT_ONCE:
+                if attempt + 1 == RETRIES_MAX:
+                    raise
+                time.sleep(RETRY_S * (attempt + 1))
+            except psycopg.Error as error:
+                if is_gone(error) or isinstance(error, psycopg.DataError):
+                    # (Rows that are refused do not come here: see _write. What stands beside them will never fit.)
+                    tables = ", ".join(str(target.table) for target in self._targets)
+                    raise RelayError(
+                        f"{where_of(units[0].records[0]) if units else self._relay}: {_told(error)} "
+                        f"(tables {tables}): mend it and start the relay again; nothing was passed over"
+                    ) from error
+                raise
+        raise RelayError("unreachable")
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _write(self, planner: Planner, units: Sequence[Unit], plan: Plan, holds: frozenset[Hold]) -> Plan:
+        """Tries the whole; where the database refuses it, the first half and then the second."""
+        try:
+            with self._connection.transaction():
+                self._write_rounds(plan)
+            return plan
+        except psycopg.Error as error:
+            if not is_data_error(error):
+                raise
+            refused = error
+        if len(units) == 1:
+            return self._write_unit(planner, units[0], holds, refused)
+        middle = len(units) // 2
+        parts: list[Plan] = []
+        for part in (units[:middle], units[middle:]):
+            parts.append(self._write(planner, part, make_plan(planner, part, holds), holds))
+            holds = parts[-1].holds
+        first, second = parts
+        return Plan(
+            rounds=(),
+            letters=[*first.letters, *(letter._replace(unit=letter.unit + middle) for letter in second.letters)],
+            is_replay=plan.is_replay,
+            row_count=first.row_count + second.row_count,
+            holds=holds,
+        )
+
+    def _write_unit(self, planner: Planner, unit: Unit, holds: frozenset[Hold], refused: psycopg.Error) -> Plan:
+        """Once more record by record: an order in which, say, a unique value moves from one row to another."""
+        if len(unit.records) > 1:
+            try:
+                plan = make_plan(planner, [unit], holds, one_by_one=True)
+                with self._connection.transaction():
+                    self._write_rounds(plan)
+                return plan
+            except psycopg.Error as error:
+                if not is_data_error(error):
+                    raise
+        if isinstance(refused, ForeignKeyViolation) and self.waits_for_references:
+            raise MissingReferenceError(f"{where_of(unit.records[0])}: {_told(refused)}") from refused
+        return make_plan(planner, [unit], holds, refused=_told(refused))
+
+    def _write_rounds(self, plan: Plan) -> None:
+        if self._has_deferrable:
+            self._connection.execute("SET CONSTRAINTS ALL DEFERRED")
+        for each in plan.rounds:
+            self._write_round(each, is_replay=plan.is_replay)
+        if self._has_deferrable:
+            # Now, while it can still be told which unit is to blame.
+            self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def _write_round(self, written: Round, *, is_replay: bool) -> None:
+        execute = self._connection.execute
+        for at in self._order:
+            stage, each = written.get(at), self._statements[at]
+            if stage is None or not (stage.last or stage.rows):
+                continue
+            if each.lock is not None:
+                execute(each.lock)
+            if not is_replay and self._insert_new(at, stage):
+                continue
+            if at in self._staged:
+                execute(each.truncate)
+            self._staged.add(at)
+            count = self._stage(stage, each)
+            if each.forget_up is not None and (is_replay or each.lock is not None):
+                execute(each.forget_up)
+            if each.forget_down is not None and is_replay:
+                execute(each.forget_down)
+            if count:
+                self._upsert(each, count)
+        for at in reversed(self._order):
+            stage, each = written.get(at), self._statements[at]
+            if stage is not None and stage.has_down and each.delete is not None:
+                if each.remember_deleted_taken is not None:
+                    execute(each.remember_deleted_taken)
+                execute(each.delete)
+                if each.remember_down is not None:
+                    execute(each.remember_down)
+
+    def _insert_new(self, at: int, stage: Stage) -> bool:
+        """Straight into the table, if none of its rows is there: that is less than half the work. False: nothing is
+        done. Only where no earlier record can come again (a replay asks what was deleted since).
+        """
+        each, guess = self._statements[at], self._guesses[at]
+        if stage.has_down or each.copy_new is None or not guess.is_new():
+            return False
+        try:
+            with self._connection.transaction():
+                if each.expect_unique is not None:
+                    self._connection.execute(each.expect_unique)
+                self._copy(each.copy_new, stage.rows or [row for _, _, row, _ in stage.last.values()])
+        except UniqueViolation:
+            guess.was(right=False)
+            return False
+        guess.was(right=True)
+        return True
+
+    def _stage(self, stage: Stage, each: Statements) -> int:
+        """How many rows are to be upserted."""
+        rows = stage.rows or [row for _, _, row, is_delete in stage.last.values() if not is_delete]
+        if rows:
+            self._copy(each.copy_up, rows)
+        if each.copy_down is not None and stage.has_down:
+            downs = [row for _, _, row, is_delete in stage.last.values() if is_delete]
+            self._copy(each.copy_down, [*downs, *stage.superseded])
+        return len(rows)
+
+    def _copy(self, statement: Any, rows: Sequence[bytes]) -> None:
+        with self._connection.cursor().copy(statement) as copy:
+            copy.write(b"".join([COPY_HEADER, *rows, COPY_TRAILER]))
+
+    def _upsert(self, each: Statements, count: int) -> None:
+        done = self._connection.execute(each.upsert).rowcount
+        if done < count and each.take_over is not None and each.remember_taken is not None:
+            # Refused as older, or another source's: those are taken over, and what that wrote last is remembered.
+            self._connection.execute(each.remember_taken)
+            self._connection.execute(each.take_over)
+
+    # --- dead letters -----------------------------------------------------------------------------------------------
+
+    def write_letters(self, planner: Planner, letters: Sequence[Letter]) -> None:
+        if not letters:
+            return
+        execute = self._connection.execute
+        units: dict[int, int] = {}
+        for letter in letters:
+            (new_id,) = execute(query("new_letter_unit")).fetchone() or (0,)
+            record = letter.record
+            execute(
+                query("save_letter"),
+                {
+                    "id": new_id,
+                    "relay": self._relay,
+                    "source": planner.sources[record.topic, record.partition],
+                    "record_offset": record.offset,
+                    "record_at": time_of(max(record.timestamp_ms, 0)),
+                    "key": record.key,
+                    "value": record.value,
+                    "headers": headers_json([(storable(name), raw) for name, raw in record.headers]),
+                    "transactional_id": letter.transactional_id,
+                    "number": letter.number,
+                    "unit": units.setdefault(letter.unit, new_id),
+                    "error": storable(letter.error),
+                    "state": letter.state,
+                    "holds": _json(letter.holds),
+                },
+            )
+        (count,) = execute(query("count_open_letters"), {"relay": self._relay}).fetchone() or (0,)
+        if count > self._letters_max:
+            raise StopError(
+                f"{where_of(letters[-1].record)}: {letters[-1].error}; and {count} dead letters wait already "
+                f"(limits.dead_letters is {self._letters_max}): see `oncebox relay dead-letters list`"
+            )
+
+
+def _json(holds: Sequence[Hold]) -> Any:
+    from psycopg.types.json import Jsonb
+
+    return Jsonb([list(hold) for hold in holds])
+
+
+def _told(error: psycopg.Error) -> str:
+    """What the database says, without the rows around it."""
+    said = error.diag.message_primary or str(error).partition("\n")[0]
+    return f"{said} ({error.diag.constraint_name})" if error.diag.constraint_name else said
