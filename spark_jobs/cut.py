@@ -1,0 +1,162 @@
+"""The point at which Kafka and the database are compared. Data and arithmetic only; spark_jobs.snapshot reads it.
+
+A source is one partition of one incarnation of a topic. What the relay says it has applied, as far as Kafka still has
+it and read_committed readers may read it, is the source's `ranges`; they alone are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spark_jobs.targets import Table
+    from spark_jobs.values import Record
+
+Range = tuple[int, int]  # first, next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTransaction:
+    producer_id: int
+    epoch: int
+    offset_first: int
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionFacts:
+    """What Kafka says of a partition now."""
+
+    topic_id: str  # 32 hex digits
+    log_start: int
+    stable: int
+    high: int
+    open: tuple[OpenTransaction, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """What the relay says of a source."""
+
+    source: int
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    next: int
+    beyond: tuple[Range, ...]
+    high: int
+
+    @property
+    def applied(self) -> tuple[Range, ...]:
+        return ((self.start, self.next), *self.beyond)
+
+    @property
+    def is_rewound(self) -> bool:
+        """Rows may carry offsets up to `high` that are not applied again yet."""
+        return self.high > max(last for _, last in self.applied)
+
+    def has_applied(self, offset: int) -> bool:
+        return any(first <= offset < last for first, last in self.applied)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    source: int
+    offset: int
+    state: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCut:
+    position: Position
+    facts: PartitionFacts | None  # None: this incarnation of the topic is gone
+    ranges: tuple[Range, ...]
+    verified: int  # below it all was found clean before
+
+    @property
+    def end(self) -> int:
+        return max((last for _, last in self.ranges), default=self.position.next)
+
+    @property
+    def lag(self) -> int:
+        if self.facts is None:
+            return 0
+        applied = sum(last - first for first, last in self.position.beyond)
+        return max(self.facts.stable - self.position.next - applied, 0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each record that was ever applied can be read."""
+        position, facts = self.position, self.facts
+        if facts is None or facts.log_start > position.start or position.is_rewound:
+            return False
+        return all(last <= facts.stable for _, last in position.applied)
+
+    @property
+    def expired(self) -> int:
+        """Offsets that were applied and are gone from Kafka before any run has seen them."""
+        if self.facts is None:
+            return 0
+        return max(min(self.facts.log_start, self.position.next) - max(self.position.start, self.verified), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    relay: str
+    mode: str
+    snapshot_text: str  # pg_current_snapshot(): the canary
+    xmin: int
+    system: int  # the database cluster's own identifier: transaction ids mean something inside of it only
+    lsn: str
+    config_hash: str
+    sources: tuple[SourceCut, ...]
+    dead_letters: tuple[DeadLetter, ...]
+    replayed: Mapping[tuple[int, int], Record]  # dead letters that were applied after all, mended or not
+    tables: tuple[Table, ...]
+    feed: Mapping[int, Range]  # partition of the feed → what is read of it
+    feed_applied: Mapping[int, int]  # partition of the feed → the relay's own position
+    compacted: frozenset[str]  # topics of which records may vanish one by one
+    unpositioned: tuple[tuple[str, int, int], ...]  # topic, partition, records: no position yet
+    notes: tuple[str, ...]  # what cannot be checked, in words
+    told: tuple[str, ...]  # what is as it has to be and yet worth a word
+
+    def of_topics(self, topics: Sequence[str]) -> tuple[SourceCut, ...]:
+        return tuple(source for source in self.sources if source.position.topic in topics)
+
+
+def cut_source(position: Position, facts: PartitionFacts | None, *, verified: int) -> SourceCut:
+    """Clamps what was applied to what can be read: from the log's start to the last stable offset."""
+    if facts is None or facts.topic_id != position.topic_id:
+        return SourceCut(position=position, facts=None, ranges=(), verified=verified)
+    low = max(position.start, facts.log_start, verified)
+    ranges = [(max(first, low), min(last, facts.stable)) for first, last in position.applied]
+    return SourceCut(
+        position=position,
+        facts=facts,
+        ranges=merge([each for each in ranges if each[0] < each[1]]),
+        verified=verified,
+    )
+
+
+def merge(ranges: Sequence[Range]) -> tuple[Range, ...]:
+    merged: list[Range] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def width_of(sources: Sequence[SourceCut], buckets: int) -> int:
+    """Offsets per bucket: a power of two, so that buckets of different runs lie on each other."""
+    total = sum(last - first for source in sources for first, last in source.ranges)
+    width = 1_024
+    while width * buckets < total:
+        width *= 2
+    return width

@@ -1,0 +1,152 @@
+"""The coordinator's log against its feed: each commit that the log remembers stands in the feed, no abort does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from spark_jobs.facts import read_facts
+from spark_jobs.findings import Finding, Kind, Sample
+from spark_jobs.sources import topic_records
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from spark_jobs.compare import Run
+    from spark_jobs.cut import Range
+
+COMMITTED, ABORTED = 1, 2
+SETTLED_AFTER_MS = 60_000
+LOG_OFFSETS_MAX = 100_000
+OUTCOME = T.StructType(
+    [
+        T.StructField("transactional_id", T.StringType()),
+        T.StructField("number", T.LongType()),
+        T.StructField("result", T.IntegerType()),
+        T.StructField("cause", T.IntegerType()),
+        T.StructField("decided_at_ms", T.LongType()),
+    ]
+)
+OPEN = T.StructType(
+    [
+        T.StructField("transactional_id", T.StringType()),
+        T.StructField("number", T.LongType()),
+        T.StructField("producer_id", T.LongType()),
+        T.StructField("state", T.IntegerType()),
+        T.StructField("started_at_ms", T.LongType()),
+    ]
+)
+OPEN_STATES = {2: "ONGOING", 3: "PREPARED", 4: "PREPARE_COMMIT", 5: "PREPARE_ABORT"}
+
+
+def decode_state(key: bytes | None, value: bytes | None) -> tuple[str, Any] | None:
+    """A transactional id and its state; None: another record of the log, or not one of ours."""
+    from google.protobuf.message import DecodeError
+
+    from oncebox.v1 import log_pb2
+
+    if key is None or value is None:
+        return None
+    try:
+        name = log_pb2.LogKey.FromString(bytes(key))
+        state = log_pb2.LogValue.FromString(bytes(value))
+    except DecodeError:
+        return None
+    if name.WhichOneof("key") != "transactional_id" or state.WhichOneof("value") != "id":
+        return None
+    return name.transactional_id, state.id
+
+
+def decode_outcomes(key: bytes | None, value: bytes | None) -> list[tuple[Any, ...]]:
+    """The decided transactions that a record of the log remembers."""
+    found = decode_state(key, value)
+    if found is None:
+        return []
+    name, state = found
+    return [(name, each.number, each.result, each.cause, each.decided_at_ms) for each in state.outcomes]
+
+
+def decode_open(key: bytes | None, value: bytes | None) -> list[tuple[Any, ...]]:
+    """The transactions that a record of the log has not seen complete."""
+    found = decode_state(key, value)
+    if found is None:
+        return []
+    name, state = found
+    return [
+        (name, each.number, each.producer_id, each.state, each.started_at_ms)
+        for each in state.transactions
+        if each.state in OPEN_STATES
+    ]
+
+
+def newest_states(records: DataFrame) -> DataFrame:
+    return records.groupBy("partition", "key").agg(F.max_by("value", "offset").alias("value"))
+
+
+def open_transactions(records: DataFrame) -> DataFrame:
+    decoded = F.udf(decode_open, T.ArrayType(OPEN), useArrow=False)
+    return newest_states(records).select(F.explode(decoded("key", "value")).alias("open")).select("open.*")
+
+
+def outcomes(records: DataFrame) -> DataFrame:
+    """Of the newest record of each id."""
+    decoded = F.udf(decode_outcomes, T.ArrayType(OUTCOME), useArrow=False)
+    return newest_states(records).select(F.explode(decoded("key", "value")).alias("outcome")).select("outcome.*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogCheck:
+    findings: tuple[Finding, ...] = ()
+    unchecked: str = ""
+    told: str = ""  # left to a full run
+
+
+def log_ranges(run: Run) -> dict[int, Range]:
+    """All there is; empty: there is no log of this name."""
+    facts = read_facts(run.kafka, [run.settings.log_topic])
+    return {
+        partition: (each.log_start, each.stable) for partition, each in facts.get(run.settings.log_topic, {}).items()
+    }
+
+
+def check_log(run: Run, manifests: DataFrame | None, oldest_ms: int | None) -> LogCheck:
+    """`oldest_ms`: commits decided before are not among the manifests (retention, or an earlier run has read them);
+    None: nobody knows, the feed is empty now and was not always.
+    """
+    settings = run.settings
+    log = log_ranges(run)
+    if not log and not run.cut.feed and run.cut.mode == "partition":
+        return LogCheck(told="there is neither a log nor a feed of a coordinator: transactions are not compared")
+    if not log or not run.cut.feed:
+        absent = f"the feed {settings.feed_topic}" if log else f"the log {settings.log_topic}"
+        return LogCheck(unchecked=f"{absent} does not exist: log and feed are not compared")
+    if oldest_ms is None:
+        return LogCheck(unchecked=f"the feed {settings.feed_topic} is past retention: the log is not compared with it")
+    if run.since is not None and sum(last - first for first, last in log.values()) > LOG_OFFSETS_MAX:
+        return LogCheck(told=f"the log has more than {LOG_OFFSETS_MAX:,} records: only a full run compares it")
+    records = topic_records(run.spark, run.kafka, {settings.log_topic: log}, is_committed=False)
+    if records is None:
+        return LogCheck()  # nothing was ever decided
+    run.progress("comparing the coordinator's log with the feed")
+    if manifests is None:
+        manifests = run.spark.createDataFrame([], "transactional_id string, number bigint")
+    named = manifests.select("transactional_id", "number").distinct().withColumn("is_in_feed", F.lit(True))
+    joined = outcomes(records).join(named, ["transactional_id", "number"], "left")
+    # Young ones may have their manifest still on its way.
+    in_feed_by_now = F.col("decided_at_ms").between(oldest_ms, time.time_ns() // 1_000_000 - SETTLED_AFTER_MS)
+    is_missing = (F.col("result") == COMMITTED) & F.col("is_in_feed").isNull() & in_feed_by_now
+    is_wrong = (F.col("result") == ABORTED) & F.col("is_in_feed")
+    rows = joined.filter(is_missing | is_wrong).limit(settings.suspects_max).collect()
+    if not rows:
+        return LogCheck()
+    told = {COMMITTED: "committed in the log, not in the feed", ABORTED: "aborted in the log, committed in the feed"}
+    samples = tuple(
+        Sample(detail=f"transaction {row.transactional_id} number {row.number}: {told[row.result]}")
+        for row in rows[: settings.samples_max]
+    )
+    found = Finding(kind=Kind.LOG_DIFFERS, where=settings.log_topic, count=len(rows), samples=samples)
+    return LogCheck(findings=(found,))

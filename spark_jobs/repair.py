@@ -1,0 +1,259 @@
+"""Carries a repair plan out, and undoes one. In one transaction, behind the relay's own fence.
+
+Raising the fence makes every commit of a relay that is under way fail, so nothing can be written between our look at a
+row and our change of it; a running relay takes its partitions again by itself. A row that is not as the plan found it
+(by its digest) is left alone, and carrying a plan or its undo out twice changes nothing the second time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from spark_jobs.database import OFFSET, SOURCE, digest_sql, identities_condition, record_digests
+from spark_jobs.errors import ReconcileError
+from spark_jobs.queries import query
+from spark_jobs.targets import Table, by_table, config_hash, read_target
+from spark_jobs.values import from_json, row_values, value_sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from spark_jobs.database import Ask, Identity
+    from spark_jobs.targets import Target
+    from spark_jobs.values import Record
+
+OWNER = "oncebox reconcile repair"
+FORMAT = 2
+Connection = psycopg.Connection[Any]
+
+
+class _RollBack(Exception):  # noqa: N818 - no error: a dry run ends so
+    pass
+
+
+def apply_plan(
+    dsn: str, plan: Mapping[str, Any], *, keep: Callable[[dict[str, Any]], None], is_dry: bool = False
+) -> dict[str, Any]:
+    """How many rows were changed, and which were left alone and why. `keep` is given the document that undoes it before
+    anything is committed: where it cannot be kept, nothing is changed.
+    """
+    if plan.get("format") != FORMAT or plan.get("kind") != "plan":
+        raise ReconcileError("this file is no repair plan: make one with oncebox reconcile plan")
+    done: list[dict[str, Any]] = []
+    skipped: list[str] = []
+    try:
+        with psycopg.connect(dsn) as connection, connection.transaction():
+            tables = _prepared(connection, plan["relay"], plan["config_hash"])
+            for action in plan["actions"]:
+                table = tables.get(action["table"])
+                problem = "its table is gone" if table is None else _carry_out(connection, table, action, done)
+                if problem:
+                    skipped.append(f"{action['table']} {action['key_text']}: {problem}")
+            if is_dry:
+                raise _RollBack
+            if done:
+                undo = {name: plan[name] for name in ("relay", "config_hash")}
+                keep({"format": FORMAT, "kind": "undo", **undo, "rows": done})
+    except _RollBack:
+        pass
+    return {"done": len(done), "skipped": skipped}
+
+
+def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> int:
+    """Puts back the rows as they were; those that are not as the repair left them stay as they are."""
+    if undo.get("format") != FORMAT or undo.get("kind") != "undo":
+        raise ReconcileError("this file is no undo file: a repair writes one (--undo-file)")
+    count = 0
+    try:
+        with psycopg.connect(dsn) as connection, connection.transaction():
+            tables = _prepared(connection, undo["relay"], undo["config_hash"])
+            for row in reversed(undo["rows"]):
+                count += _put_back(connection, tables[row["table"]], row)
+            if is_dry:
+                raise _RollBack
+    except _RollBack:
+        pass
+    return count
+
+
+def _prepared(connection: Connection, relay: str, wanted_hash: str) -> dict[str, Table]:
+    connection.execute("SET LOCAL TIME ZONE 'UTC'")  # a time without a zone is UTC to the relay
+    tables = _tables(connection, relay, wanted_hash)
+    raise_fence(connection, relay)
+    return tables
+
+
+def raise_fence(connection: Connection, relay: str) -> None:
+    """From here to our commit no relay process can commit; those that try are told by whom they were fenced."""
+    row = connection.execute(
+        "UPDATE oncebox.relay SET fence = fence + 1, owner = NULL, owner_since = now() WHERE relay = %s "
+        "RETURNING fence, mode",
+        [relay],
+    ).fetchone()
+    if row is None:
+        raise ReconcileError(f"this database knows no relay {relay!r}")
+    fence, mode = row
+    if mode == "transaction":
+        connection.execute("UPDATE oncebox.position SET fence = %s, owner = %s WHERE relay = %s", [fence, OWNER, relay])
+        connection.execute("UPDATE oncebox.feed_position SET fence = %s WHERE relay = %s", [fence, relay])
+    else:
+        connection.execute(
+            "UPDATE oncebox.position SET fence = fence + 1, owner = %s, owner_since = now() WHERE relay = %s",
+            [OWNER, relay],
+        )
+
+
+def _tables(connection: Connection, relay: str, wanted_hash: str) -> dict[str, Table]:
+    mappings = connection.execute(query("targets"), {"relay": relay}).fetchall()
+    if config_hash([(row[0], row[1], row[2], row[3]) for row in mappings]) != wanted_hash:
+        raise ReconcileError("the relay's mapping has changed since the plan was made: make a new one")
+    return {table.name: table for table in by_table([read_target(*row) for row in mappings])}
+
+
+def _carry_out(
+    connection: Connection, table: Table, action: Mapping[str, Any], done: list[dict[str, Any]]
+) -> str | None:
+    """What kept it from being done; None: it is done, and noted."""
+    relation = sql.Identifier(table.schema, table.table)
+    who = _identity(table, action)
+    place = identities_condition(table, [who])
+    before = _rows(connection, table, place)
+    if len(before) != action["copies"]:
+        return "there is a row now" if not action["copies"] else "the row was changed since" if before else "it is gone"
+    if before and sum(digest for _, digest in before) != action["digest"]:
+        return "the row was changed since"
+    written = None
+    if action["do"] == "delete":
+        connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(relation, place))
+    else:
+        try:
+            written = _write(connection, table, action, place, is_there=bool(before))
+        except _LeftAlone as problem:
+            return str(problem)
+    rows = [row for row, _ in before]
+    done.append(
+        {
+            "table": table.name,
+            "identity": who if isinstance(who, str) else list(who),
+            "before": rows,
+            "written": written,
+        }
+    )
+    return None
+
+
+class _LeftAlone(Exception):  # noqa: N818 - no error: the row stays as it is
+    pass
+
+
+def _rows(connection: Connection, table: Table, place: sql.Composable) -> list[tuple[str, int]]:
+    """The rows there, locked: each as a JSON text (parsed, a number would pass through a double), and its digest."""
+    found = connection.execute(
+        sql.SQL("SELECT row_to_json(t)::text, {} FROM {} AS t WHERE {} FOR UPDATE").format(
+            digest_sql(table.first), sql.Identifier(table.schema, table.table), place
+        )
+    ).fetchall()
+    return [(row[0], row[1]) for row in found]
+
+
+def _identity(table: Table, action: Mapping[str, Any]) -> Identity:
+    if table.first.is_keyed:
+        key_text: str = action["key_text"]
+        return key_text
+    source, offset = action["found"] or (action["source"], action["record"]["offset"])
+    return source, offset
+
+
+def _write(
+    connection: Connection, table: Table, action: Mapping[str, Any], place: sql.Composable, *, is_there: bool
+) -> int:
+    """The digest of the row that stands there now."""
+    source, record = action["source"], from_json(action["record"])
+    target = next((each for each in table.targets if each.topic == record.topic), None)
+    if target is None:
+        raise _LeftAlone(f"the topic {record.topic} feeds it no more")
+    (digest,) = record_digests(_asker(connection), target, [(source, record)])
+    values = row_values(target, record)
+    if digest is None or values is None:
+        raise _LeftAlone("PostgreSQL makes no row of its record")
+    made = [value_sql(column, value) for column, value in zip(target.columns, values, strict=True)]
+    if _is_deleted_since(connection, table, target, source, record, dict(zip(target.columns_named, made, strict=True))):
+        raise _LeftAlone("a newer record has deleted it")
+    names = [sql.Identifier(name) for name in target.columns_named]
+    if target.guard:
+        names += [sql.Identifier(SOURCE), sql.Identifier(OFFSET)]
+        made += [sql.Literal(source), sql.Literal(record.offset)]
+    relation = sql.Identifier(table.schema, table.table)
+    if is_there:
+        # Of several copies one is kept: it may have columns that are not the relay's.
+        connection.execute(
+            sql.SQL(
+                "DELETE FROM {t} WHERE {place} AND (tableoid, ctid) <> (SELECT tableoid, ctid FROM {t} WHERE {place} "
+                "LIMIT 1)"
+            ).format(t=relation, place=place)
+        )
+        changes = sql.SQL(", ").join(sql.SQL("{} = {}").format(*each) for each in zip(names, made, strict=True))
+        connection.execute(sql.SQL("UPDATE {} SET {} WHERE {}").format(relation, changes, place))
+    else:
+        connection.execute(
+            sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
+                relation, sql.SQL(", ").join(names), sql.SQL(", ").join(made)
+            )
+        )
+    if [each for _, each in _rows(connection, table, place)] != [digest]:
+        raise ReconcileError(
+            f"{table.name} {action['key_text']}: the row does not read as its record; all is rolled back"
+        )
+    return digest
+
+
+def _asker(connection: Connection) -> Ask:
+    def ask(statement: sql.Composed) -> list[tuple[Any, ...]]:
+        with connection.transaction():  # a value that PostgreSQL refuses must not end the whole repair
+            return list(connection.execute(statement).fetchall())
+
+    return ask
+
+
+def _is_deleted_since(
+    connection: Connection,
+    table: Table,
+    target: Target,
+    source: int,
+    record: Record,
+    made: Mapping[str, sql.Composable],
+) -> bool:
+    if not target.is_keyed:
+        return False
+    key = sql.SQL(", ").join(made[column.name] for column in target.key)
+    found = connection.execute(
+        sql.SQL(
+            "SELECT EXISTS (SELECT FROM oncebox.tombstone WHERE target_table = {} AND source = {} "
+            "AND record_offset > {} AND row_key = jsonb_build_array({}))"
+        ).format(sql.Literal(f'"{table.schema}"."{table.table}"'), sql.Literal(source), sql.Literal(record.offset), key)
+    ).fetchone()
+    return found == (True,)
+
+
+def _put_back(connection: Connection, table: Table, row: Mapping[str, Any]) -> int:
+    relation = sql.Identifier(table.schema, table.table)
+    who = row["identity"]
+    place = identities_condition(table, [who if isinstance(who, str) else tuple(who)])
+    now = [digest for _, digest in _rows(connection, table, place)]
+    if now != ([] if row["written"] is None else [row["written"]]):
+        return 0
+    connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(relation, place))
+    listed = connection.execute(query("columns"), {"table": relation.as_string(connection)}).fetchall()
+    names = sql.SQL(", ").join(sql.Identifier(name) for name, _, is_generated in listed if not is_generated)
+    for before in row["before"]:
+        connection.execute(
+            sql.SQL(
+                "INSERT INTO {t} ({names}) OVERRIDING SYSTEM VALUE "
+                "SELECT {names} FROM json_populate_record(NULL::{t}, %s::json)"
+            ).format(t=relation, names=names),
+            [before],
+        )
+    return 1

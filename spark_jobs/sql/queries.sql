@@ -1,0 +1,78 @@
+-- name: relays
+SELECT relay, mode FROM oncebox.relay ORDER BY relay;
+
+-- name: positions
+SELECT p.source, s.topic, replace(s.topic_id::text, '-', ''), s.partition, p.start_offset, p.next_offset,
+    (SELECT coalesce(array_agg(ARRAY[lower(r), upper(r)] ORDER BY r), '{}') FROM unnest(p.applied_beyond) AS r),
+    p.high_offset
+FROM oncebox.position AS p JOIN oncebox.source AS s USING (source)
+WHERE p.relay = %(relay)s ORDER BY s.topic, s.partition, p.source;
+
+-- name: targets
+SELECT topic, table_schema, table_name, mapping FROM oncebox.target WHERE relay = %(relay)s
+ORDER BY table_schema, table_name, topic;
+
+-- name: dead_letters
+SELECT source, record_offset, state, error FROM oncebox.dead_letter
+WHERE relay = %(relay)s AND state <> 'replayed' ORDER BY source, record_offset LIMIT %(limit)s;
+
+-- name: replayed_letters
+-- Somebody may have mended the value before: the row was made of the letter, not of the record.
+SELECT DISTINCT ON (l.source, l.record_offset) l.source, l.record_offset, s.topic, s.partition,
+    (extract(epoch FROM l.record_at) * 1000)::bigint, l.key, l.value
+FROM oncebox.dead_letter AS l JOIN oncebox.source AS s USING (source)
+WHERE l.relay = %(relay)s AND l.state = 'replayed' ORDER BY l.source, l.record_offset, l.id DESC LIMIT %(limit)s;
+
+-- name: feed_positions
+SELECT partition, next_offset FROM oncebox.feed_position WHERE relay = %(relay)s;
+
+-- name: verified
+-- By the last run that left a mark: it has marked every source that there was.
+SELECT v.source, v.next_offset, v.feed_positions, v.snapshot_xmin, v.run,
+    (extract(epoch FROM r.finished_at) * 1000)::bigint
+FROM oncebox.reconciliation_verified AS v JOIN oncebox.reconciliation_runs AS r USING (run)
+WHERE v.relay = %(relay)s AND v.config_hash = %(config_hash)s AND v.system_identifier = %(system_identifier)s
+    AND v.run = (SELECT max(run) FROM oncebox.reconciliation_verified WHERE relay = %(relay)s);
+
+-- name: records_applied
+SELECT coalesce(sum(next_offset - start_offset), 0)::bigint FROM oncebox.position WHERE relay = %(relay)s OR %(relay)s = '';
+
+-- name: records_unverified
+SELECT coalesce(sum(p.next_offset - greatest(p.start_offset, v.next_offset)), 0)::bigint
+FROM oncebox.position AS p LEFT JOIN oncebox.reconciliation_verified AS v USING (relay, source)
+WHERE p.relay = %(relay)s OR %(relay)s = '';
+
+-- name: columns
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '' FROM pg_attribute AS a
+WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped;
+
+-- name: leaves
+SELECT t.relid::regclass::text, pg_relation_size(t.relid) / current_setting('block_size')::bigint
+FROM pg_partition_tree(to_regclass(%(table)s)) AS t WHERE t.isleaf
+UNION ALL
+SELECT to_regclass(%(table)s)::text, pg_relation_size(to_regclass(%(table)s)) / current_setting('block_size')::bigint
+WHERE NOT EXISTS (SELECT FROM pg_partition_tree(to_regclass(%(table)s)));
+
+-- name: insert_run
+INSERT INTO oncebox.reconciliation_runs
+    (relay, kind, verdict, started_at, rows_checked, findings, lag, snapshot_xmin, lsn, config_hash, result)
+VALUES (%(relay)s, %(kind)s, %(verdict)s, %(started_at)s, %(rows_checked)s, %(findings)s, %(lag)s, %(snapshot_xmin)s,
+    %(lsn)s, %(config_hash)s, %(result)s)
+RETURNING run;
+
+-- name: set_verified
+INSERT INTO oncebox.reconciliation_verified
+    (relay, source, next_offset, feed_positions, snapshot_xmin, system_identifier, config_hash, run)
+VALUES (%(relay)s, %(source)s, %(next_offset)s, %(feed_positions)s, %(snapshot_xmin)s, %(system_identifier)s,
+    %(config_hash)s, %(run)s)
+ON CONFLICT (relay, source) DO UPDATE SET next_offset = EXCLUDED.next_offset, feed_positions = EXCLUDED.feed_positions,
+    snapshot_xmin = EXCLUDED.snapshot_xmin, system_identifier = EXCLUDED.system_identifier,
+    config_hash = EXCLUDED.config_hash, run = EXCLUDED.run;
+
+-- name: forget_runs
+DELETE FROM oncebox.reconciliation_runs WHERE relay = %(relay)s AND run <= %(run)s - %(kept)s
+    AND run NOT IN (SELECT run FROM oncebox.reconciliation_verified);
+
+-- name: history
+SELECT run, kind, verdict, started_at, finished_at, rows_checked, findings, lag FROM oncebox.reconciliation_runs
+WHERE %(relay)s = '' OR relay = %(relay)s ORDER BY run DESC LIMIT %(limit)s;

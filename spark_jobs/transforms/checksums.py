@@ -1,0 +1,55 @@
+"""Rows → sums per bucket of offsets. What both sides of the comparison are reduced to before any row is looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_jobs.encoding import HALF_BITS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def bucket_of(width: int) -> Column:
+    """`width` is a power of two."""
+    return F.shiftright("offset", width.bit_length() - 1)
+
+
+def bucket_sums(rows: DataFrame, width: int, *, is_guarded: bool) -> DataFrame:
+    """`rows` that say something, as expected_rows() makes them. The sum is in two halves: as one it would overflow."""
+    digest = F.when(~F.col("is_delete"), F.coalesce(F.col("digest"), F.lit(0)))
+    source, bucket = (F.col("source"), bucket_of(width)) if is_guarded else (F.lit(0), F.lit(0).cast("bigint"))
+    return (
+        rows.groupBy(source.alias("source"), bucket.alias("bucket"))
+        .agg(
+            F.count(digest).alias("rows"),
+            F.sum(F.shiftright(digest, HALF_BITS)).alias("sum_high"),
+            F.sum(digest.bitwiseAND(F.lit((1 << HALF_BITS) - 1))).alias("sum_low"),
+            F.bit_xor(digest).alias("xor"),
+            F.count_if(F.col("is_delete")).alias("deletes"),
+        )
+        .select("source", "bucket", "rows", "sum_high", "sum_low", "xor", "deletes")
+    )
+
+
+def latest(rows: DataFrame) -> DataFrame:
+    """The last record of each key. Within a source the highest offset counts; a key that moved to another partition
+    (partitions were added) is where its newest record is.
+    """
+    newest = F.max_by(F.struct("offset", "timestamp", "digest", "is_delete"), F.col("offset"))
+    by_source = rows.groupBy("key_text", "source").agg(newest.alias("of_source"))
+    chosen = F.max_by(F.struct("source", "of_source"), F.col("of_source.timestamp"))
+    return (
+        by_source.groupBy("key_text")
+        .agg(chosen.alias("chosen"))
+        .select(
+            "key_text",
+            F.col("chosen.source").alias("source"),
+            F.col("chosen.of_source.offset").alias("offset"),
+            F.col("chosen.of_source.timestamp").alias("timestamp"),
+            F.col("chosen.of_source.digest").alias("digest"),
+            F.col("chosen.of_source.is_delete").alias("is_delete"),
+        )
+    )
