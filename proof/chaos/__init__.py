@@ -1,0 +1,1 @@
+"""Real parts, real faults, and a checker over everything that anybody was told or has seen."""

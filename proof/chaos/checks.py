@@ -1,0 +1,56 @@
+"""The checks of real histories by name, and the one function that runs them all."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from proof.chaos import checks_database, checks_kafka, checks_outcomes
+from proof.chaos.book import Book
+from proof.chaos.checks_kafka import Anomaly
+
+# One bug makes many anomalies of one name: the first ones tell all. A proof may be long, too.
+ANOMALIES_PER_CHECK_MAX = 3
+PROOF_LINES_MAX = 12
+
+CHECKS: dict[str, Callable[[Book], Iterator[Anomaly]]] = {
+    "duplicate": checks_kafka.duplicate,
+    "aborted read": checks_kafka.aborted_read,
+    "read before commit": checks_kafka.read_before_commit,
+    "lost write": checks_kafka.lost_write,
+    "unseen after the final read": checks_kafka.unseen,
+    "torn transaction": checks_kafka.torn_transaction,
+    "inconsistent offsets": checks_kafka.inconsistent_offsets,
+    "step back": checks_kafka.step_back,
+    "skip": checks_kafka.skip,
+    "order": checks_kafka.order,
+    "money in Kafka": checks_kafka.money,
+    "copy": checks_kafka.copied,
+    "duplicate row": checks_database.row_twice,
+    "aborted row": checks_database.aborted_row,
+    "torn transaction in PostgreSQL": checks_database.torn_transaction,
+    "step back in PostgreSQL": checks_database.step_back,
+    "money in PostgreSQL": checks_database.money,
+    "row without record": checks_database.row_without_record,
+    "record without row": checks_database.record_without_row,
+    "row unlike its record": checks_database.other_amount,
+    "decision divergence": checks_outcomes.decision_divergence,
+    "number used twice": checks_outcomes.number_twice,
+    "unknown outcome": checks_outcomes.unknown_outcome,
+    "stuck": checks_outcomes.stuck,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    check: str
+    text: str
+    # Lines of the history.
+    proof: tuple[str, ...]
+
+
+def check(book: Book) -> list[Finding]:
+    return [
+        Finding(check=name, text=text, proof=tuple(proof[:PROOF_LINES_MAX]))
+        for name, run in CHECKS.items()
+        for text, proof in islice(run(book), ANOMALIES_PER_CHECK_MAX)
+    ]

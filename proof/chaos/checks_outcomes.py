@@ -1,0 +1,49 @@
+"""What clients were told: one outcome for each transaction, that of the data, and in the end always one."""
+
+from collections.abc import Iterator
+
+from proof.chaos.book import Book
+from proof.chaos.checks_kafka import Anomaly
+from proof.chaos.history import ABORTED, COMMITTED, UNKNOWN
+
+
+def decision_divergence(book: Book) -> Iterator[Anomaly]:
+    """Two outcomes of one transaction: told to two who asked, or told and seen."""
+    for operation in book.operations.values():
+        told = {told.outcome for _, told in operation.told} - {UNKNOWN}
+        if len(told) > 1:
+            yield f"{operation.op} is both {' and '.join(sorted(told))}", book.proof_of(operation)
+        if book.finished is None:
+            continue
+        seen = {each.record.item for each in book.final_of_operation.get(operation.op, ())}
+        if told == {COMMITTED} and not seen:
+            yield f"{operation.op} was told to be committed, and nothing of it stands", book.proof_of(operation)
+        if told == {ABORTED} and len(seen) == len(operation.invoke.writes):
+            proof = [*book.proof_of(operation), *map(book.say_seen, book.final_of_operation[operation.op])]
+            yield f"{operation.op} was told to be aborted, and all of it stands", proof
+
+
+def number_twice(book: Book) -> Iterator[Anomaly]:
+    """Two committed transactions of one id with the same number."""
+    owner: dict[tuple[str, int], str] = {}
+    for operation in book.with_outcome(COMMITTED):
+        number = getattr(operation.commit.event, "number", 0) if operation.commit else 0
+        name = (operation.invoke.transactional_id, number)
+        other = owner.setdefault(name, operation.op)
+        if other != operation.op:
+            proof = [*book.proof_of(book.operations[other]), *book.proof_of(operation)]
+            yield f"{other} and {operation.op} were both committed as number {number}", proof
+
+
+def unknown_outcome(book: Book) -> Iterator[Anomaly]:
+    """Nobody could say what became of it, although everything has healed."""
+    if book.finished is None:
+        return
+    for operation in book.with_outcome(UNKNOWN):
+        yield f"{operation.op} has no outcome", book.proof_of(operation)
+
+
+def stuck(book: Book) -> Iterator[Anomaly]:
+    """Something did not come to pass in its time, or a part ended by itself."""
+    for line, event in book.stuck:
+        yield event.what, [book.say(line, event.what)]

@@ -1,0 +1,232 @@
+"""What each fault does to which part, and how it is healed again. Every fault blocks until all is as it was."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from oncebox.local.kafka import Broker
+from proof.chaos.client import FENCED
+from proof.chaos.parts import ChaosError, ClientSeat, Parts, await_serving
+from proof.faults.process import ChildProcess
+from proof.faults.proxy import Proxy
+
+FENCED_S = 60.0
+STOP_S = 60.0
+# One in so many faults of a relay is of the one that stands by.
+STANDBY_EVERY = 4
+# What a relay says when it begins to work: with a fence, or at a time; the higher, the later.
+WORKS = {
+    "relay": re.compile(r"active with fence (\d+)"),
+    "outbox": re.compile(r"^(\S+ \S+) .* publishing from", re.MULTILINE),
+}
+
+
+class Hurting:
+    """`over` ends all waiting; what is down then need not come back."""
+
+    def __init__(self, parts: Parts, over: threading.Event) -> None:
+        self._parts = parts
+        self._over = over
+
+    def hurt(self, fault: str, pick: int, down_s: float) -> str:
+        """Does it, waits, and heals what it did; says to whom."""
+        verb, _, noun = fault.partition("-")
+        parts = self._parts
+        match noun:
+            case "everything":
+                return self._kill_everything(down_s)
+            case "all-coordinators":
+                return self._kill(parts.coordinators, down_s)
+            case "coordinators":
+                return self._roll_coordinators(down_s)
+            case "brokers":
+                return self._roll_brokers(down_s)
+            case "request" | "reply":
+                proxies = parts.broker_proxies
+                return parts.network.befall(verb, proxies[pick % len(proxies)], pick, down_s, self._over)
+            case "client":
+                return self._hurt_client(verb, pick, down_s)
+            case "broker":
+                return self._hurt_broker(verb, pick % len(parts.kafka.brokers), down_s)
+            case "postgres":
+                return self._hurt_postgres(verb, down_s)
+            case "coordinator":
+                number = pick % len(parts.coordinators)
+                proxy, process = parts.coordinator_proxies[number], parts.coordinators[number]
+                if verb in {"cut", "mute"}:
+                    return self._disturb(verb, proxy, process.log.stem, down_s)
+                return self._hurt_process(verb, process, down_s)
+            case "copier":
+                return self._hurt_process(verb, parts.copiers[pick % len(parts.copiers)], down_s)
+            case "relay":
+                return self._hurt_process(verb, _to_hurt(parts.relays, noun, pick), down_s)
+            case "outbox":
+                return self._hurt_process(verb, _to_hurt(parts.outboxes, noun, pick), down_s)
+        raise ChaosError(f"nobody knows how to do {fault}")
+
+    def _hurt_process(self, verb: str, process: ChildProcess, down_s: float) -> str:
+        if verb == "kill":
+            return self._kill([process], down_s)
+        process.pause()
+        self._over.wait(down_s)
+        process.resume()
+        return process.log.stem
+
+    def _kill(self, processes: Sequence[ChildProcess], down_s: float) -> str:
+        for process in processes:
+            process.kill()
+        if not self._over.wait(down_s):
+            for process in processes:
+                process.start()
+            await_serving(processes)
+        return ", ".join(process.log.stem for process in processes)
+
+    def _disturb(self, verb: str, proxy: Proxy, name: str, down_s: float) -> str:
+        network = self._parts.network
+        {"cut": network.cut, "delay": network.delay, "mute": network.mute}[verb](proxy)
+        self._over.wait(down_s)
+        network.heal(proxy)
+        return name
+
+    def _roll_coordinators(self, down_s: float) -> str:
+        for process in self._parts.coordinators:
+            code = process.stop(timeout_s=STOP_S)
+            if code != 0:
+                raise ChaosError(f"{process.log.stem} was told to stop and ended with {code}")
+            if self._over.wait(down_s):
+                break
+            process.start()
+            await_serving([process])
+        return "one after the other"
+
+    def _roll_brokers(self, down_s: float) -> str:
+        for broker in self._parts.kafka.brokers:
+            broker.stop()
+            if self._over.wait(down_s):
+                break
+            broker.start()
+            self._parts.kafka.await_in_sync()
+        return "one after the other"
+
+    def _hurt_client(self, verb: str, pick: int, down_s: float) -> str:
+        """A client of the database has no successor that it could get in the way of."""
+        seats = self._parts.clients if verb != "zombie" else [seat for seat in self._parts.clients if seat.is_fenced]
+        seat = seats[pick % len(seats)]
+        old = seat.process
+        if verb == "pause":
+            return self._hurt_process(verb, old, down_s)
+        if verb == "kill":
+            old.kill()
+            if not self._over.wait(down_s):
+                seat.replace()
+            return old.log.stem
+        return self._make_zombie(seat, down_s)
+
+    def _make_zombie(self, seat: ClientSeat, down_s: float) -> str:
+        old = seat.process
+        # One that is still about to take its id would lawfully take it from its successor when it wakes up.
+        seat.await_begin()
+        old.pause()
+        seat.replace()
+        self._over.wait(down_s)
+        seat.await_begin()
+        old.resume()
+        code = old.wait(timeout_s=FENCED_S)
+        if code != FENCED:
+            raise ChaosError(f"{old.log.stem} was replaced and woke up: it ended with {code}, not as fenced")
+        return old.log.stem
+
+    def _hurt_broker(self, verb: str, number: int, down_s: float) -> str:
+        broker = self._parts.kafka.brokers[number]
+        name = f"broker {broker.node_id}"
+        if verb == "pause":
+            broker.pause()
+            self._over.wait(down_s)
+            broker.resume()
+        elif verb == "kill":
+            broker.kill()
+            if not self._over.wait(down_s):
+                broker.start()
+        elif verb == "fill":
+            _fill_disk(broker.pid)
+            if not self._over.wait(down_s):
+                broker.kill()
+                broker.start()
+        else:
+            self._disturb(verb, self._parts.broker_proxies[number], name, down_s)
+        return name
+
+    def _hurt_postgres(self, verb: str, down_s: float) -> str:
+        postgres = self._parts.postgres
+        if verb == "pause":
+            paused = [postgres.pid, *_children(postgres.pid)]
+            for pid in paused:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            self._over.wait(down_s)
+            for pid in paused:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        elif verb == "kill":
+            postgres.kill()
+            if not self._over.wait(down_s):
+                postgres.restart()
+        elif verb == "fill":
+            _fill_disk(postgres.pid)
+            if not self._over.wait(down_s):
+                postgres.kill()
+                postgres.restart()
+        else:
+            self._disturb(verb, self._parts.postgres_proxy, "PostgreSQL", down_s)
+        return "PostgreSQL"
+
+    def _kill_everything(self, down_s: float) -> str:
+        parts = self._parts
+        for process in [*parts.services, *(seat.process for seat in parts.clients)]:
+            process.kill()
+        parts.postgres.kill()
+        for broker in parts.kafka.brokers:
+            broker.kill()
+        if self._over.wait(down_s):
+            return "everything"
+        parts.postgres.restart()
+        # A broker is up when there is a majority of them.
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Broker.start, parts.kafka.brokers))
+        for process in parts.services:
+            process.start()
+        await_serving(parts.services)
+        for seat in parts.clients:
+            seat.replace()
+        return "everything"
+
+
+def _to_hurt(relays: Sequence[ChildProcess], noun: str, pick: int) -> ChildProcess:
+    """Mostly the one that works: of the other not much is lost."""
+
+    def began(process: ChildProcess) -> tuple[int, str]:
+        *_, last = ["", *WORKS[noun].findall(process.log.read_text())]
+        return len(last), last
+
+    *others, active = sorted(relays, key=began)
+    return active if pick % STANDBY_EVERY else others[-1]
+
+
+def _fill_disk(pid: int) -> None:
+    """To it, what it has started and whatever it starts: no file gets longer any more."""
+    # As its own user: PostgreSQL is not root's, even where we are, and not every root may limit others.
+    owner = os.stat(f"/proc/{pid}")
+    for each in [pid, *_children(pid)]:
+        limit = ["prlimit", f"--pid={each}", "--fsize=0:unlimited"]
+        # A child may have ended meanwhile.
+        subprocess.run(limit, user=owner.st_uid, group=owner.st_gid, check=each == pid, stderr=subprocess.DEVNULL)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -1,0 +1,139 @@
+"""Bugs in what the core decides: who owns what, which epoch is next, when time is up. Planted by proof.sim.planted."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from coordinator.core import clocks, decide, grants, initialise, topics
+from coordinator.core.commands import Accepted, Granted, Refused
+from coordinator.core.ending import decide_newest as real_decide_newest
+from coordinator.core.grants import Context
+from coordinator.core.records import Cause, Grant, IdState, Outcome, grant_of, newest_transaction
+from coordinator.markers import plan as marker_plan
+from proof.sim.planting import changed, put, without_invariants
+
+# --- who may do what ------------------------------------------------------------------------------------------------
+
+
+def number_is_not_looked_at(stack: ExitStack) -> None:
+    real = grants.identify
+
+    def identify(state: IdState, grant: Grant) -> Refused | Outcome | None:
+        if grant.producer_id == grant_of(state).producer_id:
+            return None
+        return real(state, grant)
+
+    put(stack, decide, "identify", identify)
+
+
+def init_does_not_raise(stack: ExitStack) -> None:
+    real = initialise.init
+
+    def init(state: IdState, command: Any, context: Context, ids: Any) -> Any:
+        if command.grant is None and newest_transaction(state) is None:
+            after = changed(state, updated_at_ms=context.now_ms)
+            return Accepted(reply=Granted(grant=grant_of(state), resume_token=state.resume_token), records=(after,))
+        return real(state, command, context, ids)
+
+    put(stack, decide, "init", init)
+
+
+def timeouts_fence(stack: ExitStack) -> None:
+    real = grants.refuse_decided
+
+    def refuse(state: IdState, outcome: Outcome) -> Refused:
+        return grants.refuse_fenced(state, outcome) if outcome.cause is Cause.TIMEOUT else real(state, outcome)
+
+    put(stack, decide, "refuse_decided", refuse)
+
+
+def claims_are_not_checked(stack: ExitStack) -> None:
+    put(stack, initialise, "_check_claim", lambda _state, _grant, _wait: None)
+
+
+def token_comes_with_completion(stack: ExitStack) -> None:
+    def decide_newest(state: IdState, *args: Any) -> IdState:
+        return changed(real_decide_newest(state, *args), resume_token=state.resume_token)
+
+    def settle(state: IdState, context: Context) -> IdState:
+        token = state.resume_token
+        for transaction in state.transactions:
+            if transaction.grant.number in context.paid:
+                token = transaction.contents.metadata or token
+        return changed(grants.settle(state, context), resume_token=token)
+
+    put(stack, decide, "decide_newest", decide_newest)
+    put(stack, initialise, "decide_newest", decide_newest)
+    put(stack, decide, "settle", settle)
+
+
+def numbers_start_anew(stack: ExitStack) -> None:
+    real = initialise.init_new
+    put(stack, decide, "init_new", lambda command, context, ids: real(command, changed(context, number_floor=0), ids))
+
+
+# --- epochs and slots -----------------------------------------------------------------------------------------------
+
+
+def epochs_wrap(stack: ExitStack) -> None:
+    without_invariants(stack)
+
+    def raised(slot: Any, _context: Context, _ids: Any) -> Any:
+        return changed(slot, epoch=slot.epoch + 2 if slot.epoch + 2 <= grants.EPOCH_MAX else 0)
+
+    put(stack, grants, "_raised", raised)
+
+
+def epochs_are_raised_by_one(stack: ExitStack) -> None:
+    without_invariants(stack)
+
+    def raised(slot: Any, _context: Context, _ids: Any) -> Any:
+        return changed(slot, epoch=max(slot.epoch + 1, 0))
+
+    put(stack, grants, "_raised", raised)
+
+
+def slots_with_debts_are_used(stack: ExitStack) -> None:
+    without_invariants(stack)
+    put(stack, grants, "slot_is_free", lambda _state, _slot: True)
+    put(stack, decide, "debt_in_slot", lambda _state: None)
+    put(stack, marker_plan.Turns, "take", lambda _self, _owed: True)
+    put(stack, marker_plan.Turns, "pass_on", lambda _self, _owed: None)
+
+
+# --- topics created again ---------------------------------------------------------------------------------------------
+
+
+def changes_of_topics_are_not_counted(stack: ExitStack) -> None:
+    real = topics.news
+
+    def news(*args: Any) -> Any:
+        return tuple(changed(found, change=0) for found in real(*args))
+
+    put(stack, decide, "news", news)
+
+
+def commits_go_by_name(stack: ExitStack) -> None:
+    put(stack, decide, "_refuse_changed", lambda *_: None)
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def only_begun_transactions_expire(stack: ExitStack) -> None:
+    real = clocks.Clocks.expired
+
+    def expired(self: clocks.Clocks, now_ms: int) -> Iterator[Any]:
+        return (timeout for timeout in real(self, now_ms) if self._clocks[timeout.transactional_id].begun)
+
+    put(stack, clocks.Clocks, "expired", expired)
+
+
+def clocks_do_not_start_at_a_take_over(stack: ExitStack) -> None:
+    real = clocks.Clocks.tick
+
+    def tick(self: clocks.Clocks, state: IdState, command: Any, now_ms: int) -> None:
+        if command is not None:
+            real(self, state, command, now_ms)
+
+    put(stack, clocks.Clocks, "tick", tick)
