@@ -1,0 +1,62 @@
+"""Real parts for the tests, one file per resource. Each starts when the first test asks for it, once per run; a missing
+prerequisite is told once, before the first test, not by every test that needs it.
+"""
+
+from typing import Any
+
+import pytest
+
+from oncebox.local.java import JavaMissingError, find_java
+
+pytest_plugins = [
+    "tests.support.kafka",
+    "tests.support.postgres",
+    "tests.support.spark",
+    "tests.support.coordinator",
+    "tests.support.relay",
+]
+
+# fixture -> the marker its tests get
+RESOURCES = {"kafka": "kafka", "kafka_cluster": "kafka", "postgres": "postgres", "spark": "spark"}
+NEED_JAVA = {"kafka", "spark"}
+SPARK_FOLDER = "tests/integration/reconcile"
+# pyspark's collect() leaves closing its socket to the garbage collector.
+SPARK_WARNING = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            if fixture in RESOURCES:
+                item.add_marker(RESOURCES[fixture])
+        if item.get_closest_marker("spark"):
+            item.add_marker(SPARK_WARNING)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `make test`, which runs two processes: a file stays together, and so do all that start Spark, whose memory
+    and downloads are enough once.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path, _, _ = nodeid.partition("::")
+            return SPARK_FOLDER if path.startswith(SPARK_FOLDER) else path
+
+    return ByFile(config, log)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.collectonly:
+        return
+    needing = [item for item in session.items if any(item.get_closest_marker(name) for name in NEED_JAVA)]
+    if needing:
+        try:
+            find_java()
+        except JavaMissingError as error:
+            raise pytest.UsageError(
+                f"{error}\n{len(needing)} of the selected tests need it; the others: "
+                "pytest -m 'not kafka and not spark'"
+            ) from None

@@ -1,0 +1,124 @@
+"""After a lost slot: what is missing is published, what is published is not, and what comes meanwhile comes once."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from relay.outbox import parked
+from relay.outbox import resync as work
+from relay.outbox.resync import resync
+from relay.outbox.token import StopError
+from tests.integration.outbox.conftest import Outbox
+from tests.integration.outbox.test_trouble import write_bad
+
+TAKEOVER_MS = 400
+
+
+@pytest.mark.parametrize("source", ["logical", "commit_seq"])
+async def test_a_lost_slot_is_made_good(outbox: Outbox, source: str, monkeypatch):
+    await outbox.init(source=source)
+    await outbox.write(1, 2)
+    async with outbox.running(source=source):
+        await outbox.wait_published(2)
+        with pytest.raises(StopError, match="is running"):
+            await resync(outbox.settings(source=source), apply=True)
+    await outbox.write(3)
+    settings = outbox.settings(source=source)
+    async with await outbox.connect() as connection:
+        if source == "logical":
+            await connection.execute("SELECT pg_drop_replication_slot(%s)", [settings.slot])
+        else:
+            await connection.execute("UPDATE oncebox.outbox_relay SET timeline = 9")
+            await connection.execute("DELETE FROM oncebox.outbox_commit")
+    await outbox.write(4)
+    await outbox.run_until_stopped(source=source)
+    looked = await resync(settings, apply=False)
+    assert (looked.rows, looked.published, looked.missing) == (4, 2, ["3", "4"])
+
+    real = work._table
+
+    async def meanwhile(*given):
+        """Between the new slot and the look at the table: it is in both."""
+        await outbox.write(5)
+        # A relay that stands by would take over from one that shows no sign of life.
+        await asyncio.sleep(2 * TAKEOVER_MS / 1000)
+        return await real(*given)
+
+    monkeypatch.setattr(work, "_table", meanwhile)
+    resyncing = asyncio.create_task(resync(outbox.settings(source=source, takeover_ms=TAKEOVER_MS), apply=True))
+    await outbox.wait_until("SELECT owner = 'resync' FROM oncebox.outbox_relay")
+    async with outbox.running(source=source, takeover_ms=TAKEOVER_MS):
+        done = await resyncing
+        assert (done.rows, done.published, done.coming) == (5, 2, 1)
+        assert done.missing == (["3", "4"])
+        await outbox.write(6)
+        seen = await outbox.wait_published(6)
+        await asyncio.sleep(0.3)
+    assert await outbox.seen() == seen
+    assert sorted(row for each in seen for row in each.ids) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("source", ["logical", "commit_seq"])
+async def test_one_that_fails_on_the_way_leaves_no_gap(outbox: Outbox, source: str, monkeypatch):
+    """No relay starts until it was run again; what it had published already is not published again."""
+    await outbox.init(source=source)
+    await outbox.write(1)
+    async with outbox.running(source=source):
+        await outbox.wait_published(1)
+    await outbox.write(2)
+    await outbox.write(3)
+
+    def failing(*_given: Any) -> Any:
+        raise ZeroDivisionError
+
+    # Before anything is compared; after the first of two groups; with all of it published.
+    for step in ("_table", "encode", "_restart"):
+        with monkeypatch.context() as patch:
+            patch.setattr(work, step, failing)
+            with pytest.raises(ZeroDivisionError):
+                await resync(outbox.settings(source=source, group_rows_max=1), apply=True)
+        assert "resync --apply" in await outbox.run_until_stopped(source=source)
+    done = await resync(outbox.settings(source=source), apply=True)
+    assert (done.rows, done.published, done.missing) == (3, 3, [])
+    await outbox.write(4)
+    async with outbox.running(source=source):
+        seen = await outbox.wait_published(4)
+    assert [row for each in seen for row in each.ids] == [1, 2, 3, 4]
+
+
+def test_only_a_topic_that_is_not_there_is_empty(outbox: Outbox, monkeypatch):
+    """Any other error hides what is published, and all of it would be published again."""
+    assert list(work._published_ids(outbox.settings(), "nobody-made-this")) == []
+
+    class Refused:
+        def __init__(self, _config: Any) -> None: ...
+
+        def list_topics(self, topic: str, **_given: Any) -> Any:
+            return SimpleNamespace(topics={topic: SimpleNamespace(error=KafkaError(KafkaError.LEADER_NOT_AVAILABLE))})
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(work, "Consumer", Refused)
+    with pytest.raises(StopError, match="cannot be read"):
+        list(work._published_ids(outbox.settings(), outbox.topic))
+
+
+async def test_what_is_parked_stays_so(outbox: Outbox):
+    """And is published once, when somebody wants it to be."""
+    await outbox.init()
+    given = {"bad_row": "park"}
+    await write_bad(outbox, 1, key="k", headers="[1]")
+    await outbox.write(2, key="k")
+    async with outbox.running(**given):
+        await outbox.wait_until("SELECT count(*) = 2 FROM oncebox.outbox_parked")
+    done = await resync(outbox.settings(**given), apply=True)
+    assert (done.rows, done.parked, done.missing, done.bad) == (2, 2, [], [])
+    await outbox.fetch("UPDATE oncebox.outbox_parked SET headers = NULL RETURNING 1")
+    assert await parked.retry(outbox.settings(**given)) == 2
+    await outbox.write(3, key="k")
+    async with outbox.running(**given):
+        seen = await outbox.wait_published(3)
+    assert [row for each in seen for row in each.ids] == [1, 2, 3]

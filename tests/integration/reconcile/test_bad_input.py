@@ -1,0 +1,147 @@
+"""Whatever is missing or breaks: a verdict that says what was not checked, never "clean", never a stack trace."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+from psycopg.conninfo import conninfo_to_dict
+
+from spark_jobs.errors import CannotCheckError, ReconcileError
+from spark_jobs.findings import Kind
+from spark_jobs.jobs.reconcile import run
+from spark_jobs.snapshot import APPLICATION, Snapshot
+from tests.support.kafka import create_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spark_jobs.result import Result
+    from tests.support.reconcile import World
+
+
+def test_topics_and_tables_that_are_not_there(world: World, check: Callable[..., Result]):
+    world.transfer(1, 2)
+    world.apply()
+    world.run("ALTER TABLE journal RENAME COLUMN account TO accounts")
+    result = check()
+    assert result.exit_code == 2
+    assert any("public.journal" in note and "account" in note for note in result.unchecked)
+    world.run("DROP TABLE journal")
+    admin = AdminClient({"bootstrap.servers": world.servers})
+    admin.delete_topics([world.topics["accounts"]], operation_timeout=30)[world.topics["accounts"]].result(60)
+    gone = check()
+    assert gone.exit_code == 2
+    assert any("public.journal does not exist" in note for note in gone.unchecked)
+    assert any(f"the topic {world.topics['accounts']} does not exist" in note for note in gone.unchecked)
+    create_topic(world.servers, world.topics["accounts"], partitions=2)
+    again = check()
+    assert again.exit_code == 2
+    assert any("incarnation" in note for note in again.unchecked)
+
+
+def test_partitions_added_retention_and_a_rewind(world: World, check: Callable[..., Result]):
+    world.transfer(*range(1, 20))
+    world.apply()
+    topic = world.topics["accounts"]
+    admin = AdminClient({"bootstrap.servers": world.servers})
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(60)
+    # Records there are lag until the relay has a position for it.
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": world.servers})
+    producer.produce(topic, b'{"id": 500}', partition=2)
+    producer.flush(30)
+    added = check()
+    assert (added.exit_code, added.lag) == (0, 1)
+    from confluent_kafka import TopicPartition
+
+    admin.delete_records([TopicPartition(topic, 0, 3)])[TopicPartition(topic, 0)].result(60)
+    # A key has moved to the new partition. Damage where it came from must not make it look for its old record.
+    (moved,), (missing,) = world.run(
+        "SELECT id FROM accounts WHERE oncebox_source = %s ORDER BY id LIMIT 2", [world.sources[topic, 1]]
+    )
+    world.register()
+    source = world.sources[topic, 2]
+    producer.produce(topic, json.dumps({"id": moved}).encode(), key=str(moved).encode(), partition=2)
+    producer.flush(30)
+    world.run("UPDATE oncebox.position SET next_offset = 2, high_offset = 2 WHERE source = %s", [source])
+    world.run("INSERT INTO accounts (id, oncebox_source, oncebox_offset) VALUES (500, %s, 0)", [source])
+    world.run("DELETE FROM accounts WHERE id IN (%s, %s)", [moved, missing])
+    world.run("INSERT INTO accounts (id, oncebox_source, oncebox_offset) VALUES (%s, %s, 1)", [moved, source])
+    kept = check()
+    assert any("3 offsets are past retention" in note for note in kept.unchecked)
+    (finding,) = kept.findings
+    assert (finding.kind, [sample.key for sample in finding.samples]) == (Kind.ROW_MISSING, [{"id": str(missing)}])
+
+
+def test_spark_connects_as_the_snapshot_does(database: str, monkeypatch: pytest.MonkeyPatch):
+    """An address may leave to the environment what it likes."""
+    given = conninfo_to_dict(database)
+    for name, part in (("PGHOST", "host"), ("PGPORT", "port"), ("PGUSER", "user"), ("PGPASSWORD", "password")):
+        monkeypatch.setenv(name, str(given.get(part) or "none"))
+    with Snapshot(f"postgresql:///{given['dbname']}") as snapshot:
+        options = snapshot.jdbc_options()
+    assert options["url"] == f"jdbc:postgresql://{given['host']}:{given['port']}/{given['dbname']}"
+    assert (options["user"], options["password"]) == (given["user"], given.get("password") or "none")
+
+
+def test_wrong_places(world: World, spark: Any, postgres: Any):
+    with pytest.raises(ReconcileError, match="no tables of a relay"):
+        run(
+            world.settings().model_copy(update={"postgres": type(world.settings().postgres)(dsn=postgres.dsn)}),
+            lambda _: None,
+            session=spark,
+        )
+    with pytest.raises(ReconcileError, match="name one relay"):
+        run(world.settings(relay="other"), lambda _: None, session=spark)
+
+
+def test_the_snapshot_holder_is_killed(world: World, spark: Any):
+    world.transfer(1, 2)
+    world.apply()
+
+    def kill(text: str) -> None:
+        if "parts of the table are summed" in text:
+            with psycopg.connect(world.dsn, autocommit=True) as connection:
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s "
+                    "AND state = 'idle in transaction' AND datname = current_database()",
+                    [APPLICATION],
+                )
+
+    with pytest.raises(CannotCheckError, match="run again"):
+        run(world.settings(), kill, session=spark)
+    assert world.run("SELECT to_regclass('oncebox.reconciliation_runs')") == [(None,)]
+
+
+def test_clean_while_writers_are_at_work(world: World, check: Callable[..., Result]):
+    world.transfer(*range(1, 20))
+    world.apply()
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def write() -> None:
+        version = 1
+        while not stop.is_set():
+            try:
+                world.transfer(*range(1, 6), version=version)
+                world.apply()
+            except BaseException as error:  # noqa: BLE001 - told below
+                failures.append(error)
+                return
+            version += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        result = check()
+    finally:
+        stop.set()
+        thread.join(60)
+    assert failures == []
+    assert (result.findings, result.unchecked) == ((), ())

@@ -1,0 +1,55 @@
+"""A later run reads only what is new, says so, and still sees an old row that was changed by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spark_jobs import size
+from spark_jobs.findings import Kind
+from spark_jobs.jobs.reconcile import run
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.support.reconcile import World
+
+
+def test_runs_build_on_each_other(world: World, spark: Any, monkeypatch: pytest.MonkeyPatch):
+    def go(**settings: Any) -> Any:
+        return run(world.settings(**settings), lambda _: None, session=spark)[0]
+
+    def heal(text: str) -> None:
+        """After the rows were compared, before an alarm is raised."""
+        if text == "reading manifests":
+            world.run("UPDATE accounts SET balance = balance - 1 WHERE id = 1")
+
+    world.transfer(*range(1, 8))
+    world.apply()
+    first = go()
+    assert (first.kind, first.exit_code, first.run) == ("full", 0, 1)
+    # What is left to read is known before Spark is started.
+    monkeypatch.setattr(size, "LITTLE_MAX", 5)
+    assert size.reads_little(world.settings())
+    assert not size.reads_little(world.settings(full=True))
+    world.transfer(20, 21)
+    world.transfer(3, version=1)
+    world.apply()
+    second = go()
+    assert (second.kind, second.since_run, second.exit_code) == ("incremental", 1, 0)
+    assert "new since run 1" in second.sentence
+    assert {table.table: table.rows_found for table in second.tables} == {"public.accounts": 3, "public.journal": 3}
+    # By hand, in a row that the second run did not read.
+    world.run("UPDATE accounts SET balance = balance + 1 WHERE id = 1")
+    third = go()
+    assert third.kind == "incremental"
+    assert [(finding.kind, finding.count) for finding in third.findings] == [(Kind.ROW_DIFFERS, 1)]
+    # A run with findings moves no mark: they are found again.
+    assert [finding.kind for finding in go().findings] == [Kind.ROW_DIFFERS]
+    # After a restore into another cluster transaction ids mean nothing: everything is compared.
+    world.run("UPDATE oncebox.reconciliation_verified SET system_identifier = system_identifier + 1")
+    last = run(world.settings(), heal, session=spark)[0]
+    assert (last.kind, last.exit_code, last.findings) == ("full", 0, ())
+    assert "public.accounts: 1 rows were wrong at the cut and right at a second look" in last.sentence
+    folder = world.folder / "reports"
+    assert {path.name for path in folder.glob("run-1.*")} == {"run-1.json", "run-1.html"}
+    assert len(world.run("SELECT run FROM oncebox.reconciliation_runs")) == 5

@@ -1,0 +1,146 @@
+"""Each kind of damage, done by hand, is found and named, and nothing else is. A plan mends exactly that, twice is once,
+and undo puts the damage back.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from oncebox import cli
+from oncebox.settings import kafka_settings
+from spark_jobs.findings import Kind
+from spark_jobs.jobs.repair import plan_of
+from spark_jobs.reconcile import reconcile
+from spark_jobs.settle import Settler
+from spark_jobs.snapshot import Snapshot
+from spark_jobs.verdict import Verdict
+from tests.support.coordinator import read_committed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from spark_jobs.result import Result
+    from tests.support.reconcile import World
+
+ROWS = "SELECT * FROM accounts ORDER BY id"
+ENTRIES = "SELECT * FROM journal ORDER BY id"
+
+
+def damage(world: World, old: tuple[int, int]) -> None:
+    """Each kind, each in a row of its own. `old`: a record of account 5, which is deleted."""
+    world.run("DELETE FROM accounts WHERE id = 10")
+    world.run("UPDATE accounts SET balance = 7, name = NULL WHERE id = 11")
+    world.run("INSERT INTO accounts (id, name) VALUES (1000, 'by hand')")
+    world.run("UPDATE accounts SET oncebox_offset = 0, name = 'old' WHERE id = 3 AND oncebox_offset > 0")
+    world.run("INSERT INTO accounts VALUES (5, 'back', 5, now(), %s, %s)", old)
+    world.run("ALTER TABLE journal DROP CONSTRAINT journal_pkey")
+    world.run("INSERT INTO journal SELECT * FROM journal WHERE id = 2000")
+    world.run("UPDATE journal SET account = 77 WHERE ctid = (SELECT min(ctid) FROM journal WHERE id = 2000)")
+    # Over a row and as a new one: data of an aborted transaction, and a half of one that is not applied yet.
+    leaked = world.next_offset(6)
+    world.transfer(6, version=9, commit=False)
+    world.transfer(7, 50, version=4)
+    placed = {
+        each.key(): (world.sources[each.topic() or "", each.partition() or 0], each.offset())
+        for each in read_committed(world.servers, world.topics["accounts"])
+    }
+    world.run("UPDATE accounts SET balance = 6.09, oncebox_offset = %s WHERE id = 6", [leaked])
+    world.run(
+        "INSERT INTO accounts SELECT 77, 'leaked', 1, now(), oncebox_source, %s FROM accounts WHERE id = 6", [leaked]
+    )
+    world.run(
+        "UPDATE accounts SET name = 'né 7.4', balance = 7.04, oncebox_offset = %s WHERE id = 7", [placed[b"7"][1]]
+    )
+    world.run("INSERT INTO accounts VALUES (50, 'né 50.4', 50.04, '2026-01-02T03:04:05.678Z', %s, %s)", placed[b"50"])
+
+
+def test_damage_is_found_named_mended_and_put_back(
+    world: World, check: Callable[..., Result], spark: Any, tmp_path: Path
+):
+    world.transfer(*range(1, 12))
+    world.transfer(3, 4, version=1)
+    world.apply()
+    (old,) = world.run("SELECT oncebox_source, oncebox_offset FROM accounts WHERE id = 5")
+    world.delete(5)
+    world.apply()
+    right, entries = world.run(ROWS), world.run(ENTRIES)
+    damage(world, old)
+    spoilt = world.run(ROWS)
+
+    settings = world.settings(full=True)
+    result, cut, tables = reconcile(spark, settings, lambda _: None)
+    assert {(finding.kind, finding.where): finding.count for finding in result.findings} == {
+        (Kind.ROW_MISSING, "public.accounts"): 1,
+        (Kind.ROW_DIFFERS, "public.accounts"): 1,
+        (Kind.ROW_EXTRA, "public.accounts"): 1,
+        (Kind.ROW_OLDER, "public.accounts"): 2,
+        (Kind.ABORTED_DATA, "public.accounts"): 2,
+        (Kind.ATOMICITY_BROKEN, "public.accounts"): 2,
+        (Kind.DUPLICATE, "public.journal"): 1,
+    }
+    assert (result.verdict, result.exit_code) == (Verdict.FINDINGS, 1)
+    by_finding = {finding.kind: finding.samples for finding in result.findings}
+    (missing,) = by_finding[Kind.ROW_MISSING]
+    assert (missing.key, missing.expected.rpartition(":")[0].rpartition(":")[0]) == (
+        {"id": "10"},
+        world.topics["accounts"],
+    )
+    assert "transaction world-" in missing.detail
+    assert all("transaction world-" in sample.detail for sample in by_finding[Kind.ATOMICITY_BROKEN])
+
+    settler = Settler(spark, kafka_settings(settings.kafka), Snapshot(""), cut)
+    plan = plan_of(result.config_hash, cut, tables, settler, limit=100)
+    by_key = {action["key_text"]: (action["do"], action["why"].partition(";")[0]) for action in plan["actions"]}
+    assert by_key == {
+        "10;": ("write", Kind.ROW_MISSING),
+        "11;": ("write", Kind.ROW_DIFFERS),
+        "1000;": ("delete", Kind.ROW_EXTRA),
+        "3;": ("write", Kind.ROW_OLDER),
+        "5;": ("delete", Kind.ROW_OLDER),
+        "2000;": ("write", Kind.DUPLICATE),
+        "6;": ("write", Kind.ABORTED_DATA),
+        "77;": ("delete", Kind.ABORTED_DATA),
+        "7;": ("write", Kind.ATOMICITY_BROKEN),
+        "50;": ("delete", Kind.ATOMICITY_BROKEN),
+    }
+    assert len(plan["actions"]) == 10
+    (file, undo, other) = (tmp_path / f"{name}.json" for name in ("plan", "undo", "other"))
+    file.write_text(json.dumps(plan))
+
+    def repair(*arguments: object) -> int:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["reconcile", "repair", *map(str, arguments), "--dsn", world.dsn])
+        return int(ended.value.code or 0)
+
+    # What cannot be undone is not done: a file of an earlier repair is never written over.
+    undo.write_text("earlier")
+    assert repair(file, "--undo-file", undo) == 4
+    assert undo.read_text() == "earlier"
+    undo.unlink()
+    assert repair(file, "--undo-file", undo, "--dry-run") == 0
+    assert (undo.exists(), world.run(ROWS)) == (False, spoilt)
+
+    # A row that somebody has changed since the plan is left alone.
+    world.run("UPDATE accounts SET balance = 8 WHERE id = 11")
+    fences = world.run("SELECT fence FROM oncebox.position")
+    assert repair(file, "--undo-file", undo) == 1
+    assert world.run("SELECT fence FROM oncebox.position") != fences
+    assert world.run("SELECT balance FROM accounts WHERE id = 11") == [(8,)]
+    mended = next(row for row in right if row[0] == 11)
+    world.run("UPDATE accounts SET name = %s, balance = %s WHERE id = 11", mended[1:3])
+    assert (world.run(ROWS), world.run(ENTRIES)) == (right, entries)
+    result = check()
+    assert (result.findings, result.exit_code) == ((), 0)
+
+    # Again: nothing is as the plan found it, so nothing is done, and there is nothing to undo.
+    assert repair(file, "--undo-file", other) == 1
+    assert (other.exists(), world.run(ROWS), world.run(ENTRIES)) == (False, right, entries)
+    damaged = [row if row[0] != 11 else mended for row in spoilt]
+    for _ in range(2):
+        assert repair(undo, "--undo") == 0
+        assert world.run(ROWS) == damaged
+        assert sorted(world.run("SELECT id, account FROM journal WHERE id = 2000")) == [(2000, 2), (2000, 77)]

@@ -1,0 +1,183 @@
+"""Where a relay begins, what added partitions wait for, and that nobody commits under another's fence."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+
+import relay.transaction_mode
+from oncebox.reader import PartitionPosition, Position
+from oncebox.settings import kafka_settings
+from oncebox.wire import TopicPartition
+from relay.config import RelaySettings
+from relay.database import connect, ensure_sources, migrate, register
+from relay.kafka import KafkaAdmin
+from relay.plan import Unit
+from relay.positions import OwnPartitions, begin, stop_waiting
+from relay.queries import query
+from relay.status import Status
+from relay.transaction_mode import TransactionSession
+from relay.types import FencedError, RelayError
+from relay.writer import Writer
+from tests.integration.relay.conftest import TOPIC_IDS, record
+from tests.support.relay import GUARD
+
+if TYPE_CHECKING:
+    from oncebox.local import LocalKafka
+    from tests.support.kafka import TopicFactory
+
+ORDERS = f"CREATE TABLE public.orders (id bigint PRIMARY KEY, state text, {GUARD})"
+
+
+def settings_of(dsn: str, servers: str = "localhost:9092", topic: str = "orders", **given: Any) -> RelaySettings:
+    table = {"topic": topic, "table": "orders", "key": ["id"]}
+    known = {"name": "test", "kafka": {"bootstrap_servers": servers}, "postgres": {"dsn": dsn}, "tables": [table]}
+    return RelaySettings.model_validate(known | given)
+
+
+def begun(settings: RelaySettings) -> dict[int, tuple[Any, ...]]:
+    """By partition: where it begins, and what it waits for."""
+    admin = KafkaAdmin(kafka_settings(settings.kafka, client_id="test"))
+    with connect(settings, "test") as connection:
+        migrate(connection)
+        register(connection, settings, [])
+        topics = admin.topics(settings.topics)
+        sources = begin(connection, settings, admin, topics)
+        at = {source: partition for (_, partition), source in sources.items()}
+        rows = connection.execute(
+            "SELECT source, next_offset, waits_for FROM oncebox.position WHERE relay = %s", [settings.name]
+        ).fetchall()
+    return {
+        at[source]: (offset, waits_for and {at[int(key)]: end for key, end in waits_for.items()})
+        for source, offset, waits_for in rows
+    }
+
+
+def test_where_a_relay_begins(kafka: LocalKafka, new_topic: TopicFactory, database: str) -> None:
+    topic = new_topic(partitions=2)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    now_ms = int(time.time() * 1000)
+    for number in range(10):
+        producer.produce(topic, b"{}", partition=0, timestamp=now_ms - 100_000 + 10_000 * number)
+    producer.flush(30)
+    later = datetime.fromtimestamp((now_ms - 45_000) / 1000, UTC)
+
+    def start(name: str, start: Any) -> dict[int, tuple[Any, ...]]:
+        return begun(settings_of(database, kafka.bootstrap_servers, topic, name=name, start=start))
+
+    assert start("a", "earliest") == {0: (0, None), 1: (0, None)}
+    assert start("b", "latest") == {0: (10, None), 1: (0, None)}
+    assert start("c", later) == {0: (6, None), 1: (0, None)}
+    assert start("d", {topic: {0: 7, 1: 0}}) == {0: (7, None), 1: (0, None)}
+    assert start("d", "earliest") == {0: (7, None), 1: (0, None)}, "only where there is no position yet"
+    with pytest.raises(RelayError, match=f"start says 11 of {topic} partition 0, which has offsets 0 to 10"):
+        start("e", {topic: {0: 11, 1: 0}})
+    with pytest.raises(RelayError, match=f"start says nothing of {topic} partition 1"):
+        start("f", {topic: {0: 7}})
+
+
+@pytest.mark.parametrize("mode", ["partition", "transaction"])
+def test_what_an_added_partition_waits_for(
+    kafka: LocalKafka, new_topic: TopicFactory, database: str, mode: str
+) -> None:
+    topic = new_topic(partitions=1)
+    settings = settings_of(database, kafka.bootstrap_servers, topic, mode=mode)
+    assert begun(settings) == {0: (0, None)}
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer.produce(topic, b"{}", partition=0)
+    producer.flush(30)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(30)
+    while len(KafkaAdmin(kafka_settings(settings.kafka, client_id="test")).topics([topic]).partitions) < 2:
+        time.sleep(0.1)
+    for _ in range(2):
+        assert begun(settings) == {0: (0, None), 1: (0, {0: 1})}
+    with connect(settings, "test") as connection:
+        rows = connection.execute("SELECT source, waits_for FROM oncebox.position").fetchall()
+        waits = {source: {int(key): end for key, end in ends.items()} for source, ends in rows if ends}
+        assert stop_waiting(connection, settings.name, waits) == []
+        connection.execute("UPDATE oncebox.position SET next_offset = 1, high_offset = 1 WHERE waits_for IS NULL")
+        assert stop_waiting(connection, settings.name, waits) == list(waits)
+    assert begun(settings) == {0: (1, None), 1: (0, None)}
+
+
+# --- fences ---------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_commits_for_a_partition_that_another_has_taken(database: str) -> None:
+    settings = settings_of(database, mode="partition")
+    # (Not as its successor would know it: the session is not ended, only its fence is too low.)
+    with psycopg.connect(database, autocommit=True) as mine, connect(settings, "second") as others:
+        mine.execute(ORDERS)
+        migrate(others)
+        register(others, settings, [])
+        sources = ensure_sources(others, TOPIC_IDS, [("orders", 0)])
+        (source,) = [source for (topic, _), source in sources.items() if topic == "orders"]
+        position = {"relay": "test", "source": source, "offset": 0, "waits_for": None}
+        others.execute(query("ensure_position"), position)
+        first, second = OwnPartitions("test", "first"), OwnPartitions("test", "second")
+        first.take(mine, sources, [("orders", 0)])
+        with mine.transaction():
+            first.save(mine, {("orders", 0): (1, None)})
+        first.saved({("orders", 0): (1, None)})
+        second.take(others, sources, [("orders", 0)])
+        for moves in (True, False):
+            with pytest.raises(FencedError), mine.transaction():  # noqa: PT012 - the transaction is what is refused
+                mine.execute("INSERT INTO public.orders VALUES (1, 'late')")
+                if moves:
+                    first.save(mine, {("orders", 0): (2, None)})
+                else:
+                    first.bind(mine)
+        with pytest.raises(FencedError, match="fenced by second at"):
+            first.check(mine)
+        with others.transaction():
+            second.save(others, {("orders", 0): (3, None)})
+        assert mine.execute(
+            "SELECT next_offset, (SELECT count(*) FROM public.orders) FROM oncebox.position"
+        ).fetchall() == [(3, 0)]
+
+
+def test_nobody_commits_for_a_relay_that_another_has_taken(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that its successor could not end: all that stops it is the fence."""
+    kept = {"end_session_of_owner": "SELECT 1"}
+    monkeypatch.setattr(relay.transaction_mode, "query", lambda name: kept.get(name) or query(name))
+    settings = settings_of(database)
+    with psycopg.connect(database, autocommit=True) as watching:
+        watching.execute(ORDERS)
+        sessions = {}
+        for name in ("first", "second"):
+            status = Status(name="test", instance=name)
+            session = sessions[name] = TransactionSession(settings, name, status, asyncio.Event())
+            session._writer = Writer(settings, name, status)
+            session._sources = ensure_sources(session._writer.connection, TOPIC_IDS, [("orders", 0)])
+            session._writer.begin(session._sources, {})
+            session._saved = Position(feed={}, partitions={})
+            if name == "second":
+                assert not session._try_take(), "the first gives signs of life"
+                watching.execute("UPDATE oncebox.relay SET beat_at = now() - interval '1 hour'")
+            assert session._try_take()
+
+        def write(name: str, offset: int) -> None:
+            session = sessions[name]
+            position = Position(
+                feed={0: offset}, partitions={TopicPartition("orders", 0): PartitionPosition(next_offset=offset + 1)}
+            )
+            prepared = session._writer.prepare([Unit([record(offset, b'{"id": %d}' % offset)])])
+            session._writer.write(prepared, lambda connection: session._save(connection, position, {}))
+
+        write("second", 0)
+        with pytest.raises(FencedError, match="fenced by second at"):
+            write("first", 1)
+        with pytest.raises(FencedError, match="fenced by second at"):
+            sessions["first"]._look()
+        write("second", 2)
+        assert watching.execute("SELECT id FROM public.orders ORDER BY id").fetchall() == [(0,), (2,)]
+        for session in sessions.values():
+            session._writer.close()

@@ -1,0 +1,46 @@
+"""The benches of ids, fail-over and idleness on real parts, in small: that they measure, not what."""
+
+import pytest
+
+from proof.bench import coordinator, failover, idle, ids
+from proof.bench.context import Context
+
+
+@pytest.fixture
+def small(kafka, monkeypatch):
+    monkeypatch.setenv("ONCEBOX_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
+    with Context(quick=True, rounds=1, duration_s=0.3, progress=lambda _: None) as context:
+        yield context
+
+
+def test_commits_of_many_records(small, monkeypatch):
+    monkeypatch.setattr(coordinator, "QUICK", ())
+    monkeypatch.setattr(coordinator, "RECORDS_MANY", 500)
+    (result,) = coordinator.bench(small)
+    assert (result.name, result.ours_name, result.peer_name) == ("coordinator/flat", "500 records", "10 records")
+    assert min(result.ours + result.peer) > 0
+
+
+def test_ids(small, monkeypatch):
+    monkeypatch.setattr(ids, "IDS_QUICK", 2_000)
+    monkeypatch.setattr(ids, "SETTLE_S", 0.1)
+    results = {result.name: result for result in ids.bench(small)}
+    assert set(results) == {"ids/memory", "ids/load", "ids/load-slowdown", "ids/load-p99"}
+    assert 30 < results["ids/memory"].ours[0] < 300
+    assert all(min(result.ours + result.peer) > 0 for result in results.values())
+
+
+def test_failover(small, monkeypatch):
+    monkeypatch.setattr(failover, "TROUBLES", failover.TROUBLES[:1])
+    results = {result.name: result.ours for result in failover.bench(small)}
+    assert set(results) == {"failover/kill", "failover/kill-median"}
+    assert 0 < results["failover/kill-median"][0] <= results["failover/kill"][0]
+
+
+def test_idle(small, monkeypatch):
+    monkeypatch.setattr(idle, "SESSIONS", 5)
+    monkeypatch.setattr(idle, "SETTLE_S", 0.1)
+    monkeypatch.setattr(idle, "DURATION_QUICK_S", 0.5)
+    results = {result.name: result for result in idle.bench(small)}
+    assert set(results) == {"idle/cpu", "idle/sessions-1000"}
+    assert all(0 < result.ours[0] < 100 for result in results.values())

@@ -1,0 +1,47 @@
+"""Spark reads what the other parts hold: the committed records of a topic, and the rows of a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from confluent_kafka import Producer
+
+if TYPE_CHECKING:
+    from oncebox.local import LocalKafka, LocalPostgres
+    from tests.support.kafka import TopicFactory
+
+
+def test_committed_records_of_a_topic(spark: Any, kafka: LocalKafka, new_topic: TopicFactory):
+    topic = new_topic()
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(60)
+    for value, end in ((b"aborted", producer.abort_transaction), (b"committed", producer.commit_transaction)):
+        producer.begin_transaction()
+        producer.produce(topic, value)
+        producer.flush(60)
+        end(60)
+    records = (
+        spark.read.format("kafka")
+        .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+        .option("kafka.isolation.level", "read_committed")
+        .option("subscribe", topic)
+        .load()
+    )
+    assert [bytes(row.value) for row in records.select("value").collect()] == [b"committed"]
+
+
+def test_rows_of_a_table(spark: Any, postgres: LocalPostgres, database: str):
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE TABLE fruit AS SELECT * FROM (VALUES (1, 'apple'), (2, 'pear')) AS v (id, name)")
+        name = connection.info.dbname
+    rows = (
+        spark.read.format("jdbc")
+        .option("driver", "org.postgresql.Driver")
+        .option("url", f"jdbc:postgresql://{postgres.host}:{postgres.port}/{name}")
+        .option("user", postgres.user)
+        .option("password", postgres.password)
+        .option("dbtable", "fruit")
+        .load()
+    )
+    assert sorted((row.id, row.name) for row in rows.collect()) == [(1, "apple"), (2, "pear")]

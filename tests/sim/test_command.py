@@ -1,0 +1,39 @@
+"""`oncebox sim` as it is typed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def sim(*args: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", "import oncebox.cli; oncebox.cli.main()", "sim", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_seeds_without_findings() -> None:
+    done = sim("--seeds", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("3 runs in ")
+    assert done.stdout.endswith(" s, 0 failed\n")
+
+
+def test_one_seed_and_its_history(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    done = sim("--seed", "5", "--history", str(history))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("1 runs in ")
+    assert history.read_text().splitlines()[-1] == "Finished()"
+
+
+def test_a_planted_bug_is_told_with_its_seed_and_faults() -> None:
+    done = sim("--planted", "always-commit")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seed " in done.stdout
+    assert "\n  aborted read: " in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("caught by: aborted read, decision divergence")
+
+
+def test_an_unknown_bug_lists_the_known_ones() -> None:
+    done = sim("--planted", "R0")
+    assert done.returncode == 2
+    assert "R13: a sequence is used again after an unknown append" in done.stderr

@@ -1,0 +1,96 @@
+"""Real Kafka: `kafka` (one broker) and `kafka_cluster` (three), each started once per run; fresh topics per test."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from oncebox.local import LocalKafka
+from oncebox.local.kafka import QUICK_START
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+class TopicFactory(Protocol):
+    def __call__(
+        self, name: str | None = None, *, partitions: int = 1, config: Mapping[str, str] | None = None
+    ) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
+    """One broker, shared by the whole run: tests neither kill nor pause it."""
+    yield from _running(LocalKafka(tmp_path_factory.mktemp("kafka"), jvm_options=[QUICK_START]))
+
+
+@pytest.fixture(scope="session")
+def shared_kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
+    yield from _running(LocalKafka(tmp_path_factory.mktemp("kafka-cluster"), brokers=3, jvm_options=[QUICK_START]))
+
+
+@pytest.fixture
+def kafka_cluster(shared_kafka_cluster: LocalKafka) -> Iterator[LocalKafka]:
+    """Three brokers (replication factor 3, min ISR 2). A test may kill or pause them; all are brought back."""
+    yield shared_kafka_cluster
+    for broker in shared_kafka_cluster.brokers:
+        if broker.running:
+            broker.resume()
+        else:
+            broker.start()
+    shared_kafka_cluster.await_in_sync()
+
+
+@pytest.fixture
+def topic_name() -> str:
+    """A name that no other test uses."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def new_topic(kafka: LocalKafka) -> TopicFactory:
+    """Makes a topic on `kafka` and returns its name."""
+
+    def make(name: str | None = None, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        return create_topic(kafka.bootstrap_servers, name, partitions=partitions, config=config)
+
+    return make
+
+
+def create_topic(
+    bootstrap_servers: str,
+    name: str | None = None,
+    *,
+    partitions: int = 1,
+    replication_factor: int = -1,
+    config: Mapping[str, str] | None = None,
+) -> str:
+    """A new topic (the broker's replication factor unless given), ready to be written to; returns its name."""
+    name = name or f"test-{uuid.uuid4().hex[:12]}"
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    topic = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
+    admin.create_topics([topic], operation_timeout=30)[name].result(60)
+    return name
+
+
+@contextmanager
+def paused(kafka: LocalKafka) -> Iterator[None]:
+    """All of its brokers hang: with one alone, another would lead its partitions after a while."""
+    try:
+        for broker in kafka.brokers:
+            broker.pause()
+        yield
+    finally:
+        for broker in kafka.brokers:
+            broker.resume()
+
+
+def _running(kafka: LocalKafka) -> Iterator[LocalKafka]:
+    try:
+        yield kafka.start()
+    finally:
+        kafka.kill()  # the data is thrown away: no need for an orderly end

@@ -1,0 +1,180 @@
+"""The transform loop's own bookkeeping, on a source and a producer in memory: what is due, poison, going back."""
+
+import asyncio
+from random import Random
+from typing import Any, Self
+
+import pytest
+
+from oncebox import transform_loop
+from oncebox.errors import PoisonRecordError, TransactionTimedOutError, UsageError, error_from
+from oncebox.producer import ProducerSettings
+from oncebox.reader.types import Record
+from oncebox.transform_loop import TransformSettings, _Loop
+from oncebox.v1 import transaction_pb2
+from oncebox.wire import TopicPartition
+
+PARTITIONS = (0, 1)
+
+
+class World:
+    """What has been committed: records, and the group's offsets with them."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+        self.committed: dict[TopicPartition, int] = {}
+        self.sizes: list[int] = []
+        # How long a transaction may last, and how many commits time out whatever they hold.
+        self.timeout_s = 60.0
+        self.slow_commits = 0
+
+
+class Sending:
+    def __init__(self, world: World) -> None:
+        self.is_open = True
+        self._begun_at = asyncio.get_running_loop().time()
+        self._world = world
+        self._sent: list[bytes] = []
+        self._offsets: dict[TopicPartition, int] = {}
+
+    async def send(self, _topic: str, value: bytes) -> None:
+        self._sent.append(value)
+
+    async def send_offsets(self, offsets: dict[TopicPartition, int], _member: bytes) -> None:
+        self._offsets = dict(offsets)
+
+    async def commit(self, wait: str = "") -> None:
+        del wait
+        self.is_open = False
+        is_slow = bool(self._offsets) and self._world.slow_commits > 0
+        self._world.slow_commits -= is_slow
+        if is_slow or asyncio.get_running_loop().time() > self._begun_at + self._world.timeout_s:
+            outcome = transaction_pb2.Outcome(result=transaction_pb2.ABORTED, cause=transaction_pb2.TIMEOUT)
+            raise error_from(transaction_pb2.Error(code=transaction_pb2.INVALID_TXN_STATE, outcome=outcome))
+        self._world.seen += self._sent
+        self._world.committed |= self._offsets
+        self._world.sizes.append(len(self._sent))
+
+    async def abort(self) -> None:
+        self.is_open = False
+
+
+class Sender:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def begin(self) -> Sending:
+        return Sending(self._world)
+
+
+class Source:
+    def __init__(self, world: World, count: int) -> None:
+        self._world = world
+        self._count = count
+        self._positions = dict.fromkeys(PARTITIONS, 0)
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def gather(self, count: int, _timeout_s: float) -> tuple[list[Record], bytes]:
+        await asyncio.sleep(0)
+        records = []
+        for partition in PARTITIONS:
+            first = self._positions[partition]
+            after = min(first + count // 2 + 1, self._count)
+            records += [Record("t", partition, n, 0, None, b"%d/%d" % (partition, n), ()) for n in range(first, after)]
+            self._positions[partition] = after
+        return records, b"member"
+
+    async def rewind(self, firsts: dict[TopicPartition, int]) -> None:
+        for where, first in firsts.items():
+            self._positions[where.partition] = self._world.committed.get(where, first)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transform_loop, "RETRY_FIRST_S", 0.0)
+    monkeypatch.setattr(transform_loop, "RETRY_MAX_S", 0.0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_each_record_once_whatever_fails(seed: int):
+    random, world, stop = Random(seed), World(), asyncio.Event()
+    failed: set[bytes] = set()
+
+    async def handle(record: Record, transaction: Any) -> None:
+        value = record.value or b""
+        await transaction.send("target", value)
+        if value == b"0/77":
+            raise ValueError("poison")
+        if random.random() < 0.01 and value not in failed:
+            failed.add(value)
+            raise ConnectionError
+
+    settings = TransformSettings(transaction_ms=5, transaction_records=40, poison="skip")
+    loop: Any = _Loop(handle, stop, settings)
+    running = asyncio.create_task(loop.run(Sender(world), Source(world, 500)))
+    async with asyncio.timeout(30):
+        while len(world.seen) < 999:  # noqa: ASYNC110 - the loop makes it grow
+            await asyncio.sleep(0.001)
+        stop.set()
+        await running
+    for partition in PARTITIONS:
+        mine = [int(value.split(b"/")[1]) for value in world.seen if value.startswith(b"%d/" % partition)]
+        assert mine == [n for n in range(500) if (partition, n) != (0, 77)]
+    assert max(world.sizes) <= 40
+    assert world.committed == {("t", 0): 500, ("t", 1): 500}
+
+
+async def test_a_record_that_never_fits_into_a_transaction_stops_the_loop_by_name():
+    """Whatever is done with poison: it would be read again for ever, and leaving it out is not ours to say."""
+    world, stop = World(), asyncio.Event()
+    world.timeout_s = 0.2
+
+    async def handle(record: Record, transaction: Any) -> None:
+        if record.value == b"0/77":
+            await asyncio.sleep(0.3)
+        await transaction.send("target", record.value)
+
+    producer = ProducerSettings(transaction_timeout_ms=200)
+    settings = TransformSettings(transaction_ms=5, transaction_records=40, poison="skip", producer=producer)
+    loop: Any = _Loop(handle, stop, settings)
+    with pytest.raises(
+        PoisonRecordError, match=r"t:0 offset 77 takes longer .* producer.transaction_timeout_ms"
+    ) as caught:
+        await asyncio.wait_for(loop.run(Sender(world), Source(world, 100)), 30)
+    assert isinstance(caught.value.__cause__, TransactionTimedOutError)
+    assert b"0/20" in world.seen
+    assert b"0/77" not in world.seen
+
+
+async def test_commits_that_are_slow_are_tried_until_they_are_not():
+    """The brokers are slow, no record is."""
+    world, stop = World(), asyncio.Event()
+    world.slow_commits = 10
+
+    async def handle(record: Record, transaction: Any) -> None:
+        await transaction.send("target", record.value)
+
+    loop: Any = _Loop(handle, stop, TransformSettings(transaction_ms=5, attempts=2))
+    running = asyncio.create_task(loop.run(Sender(world), Source(world, 50)))
+    async with asyncio.timeout(30):
+        while len(world.seen) < 100:  # noqa: ASYNC110 - the loop makes it grow
+            await asyncio.sleep(0.001)
+        stop.set()
+        await running
+    assert sorted(world.seen) == sorted(b"%d/%d" % (partition, n) for partition in PARTITIONS for n in range(50))
+
+
+def test_the_timeout_follows_the_length_of_the_transactions():
+    assert TransformSettings(transaction_ms=30_000).producer_settings.transaction_timeout_ms == 40_000
+    with pytest.raises(UsageError, match="raise that, or set"):
+        TransformSettings(transaction_ms=30_000, producer=ProducerSettings(transaction_timeout_ms=10_000))
+    extended = ProducerSettings(transaction_timeout_ms=10_000, extend_transactions=True)
+    assert TransformSettings(transaction_ms=30_000, producer=extended).producer_settings is extended

@@ -1,0 +1,200 @@
+"""Transaction mode waits for what stands before its rows, and for what they refer to: no longer and with no more memory
+than it has to. The reader and the writer are stubs; everything between them is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from oncebox.reader import PartitionPosition, Position, Record
+from oncebox.reader.gathering import Gathering
+from oncebox.wire import TopicPartition
+from relay.batch import Batch
+from relay.config import Limits, RelaySettings
+from relay.mapping import RowMapper
+from relay.plan import Planner
+from relay.sink import MissingReferenceError
+from relay.status import Status
+from relay.transaction_mode import TransactionSession
+from relay.types import Column, TableName, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+P = TopicPartition("t", 0)
+TARGET = Target(
+    topic="t",
+    table=TableName(schema="public", name="t"),
+    format="json",
+    insert_mode="upsert",
+    columns=(Column(name="id", type="bigint", path=("id",)),),
+    key=("id",),
+)
+
+
+class StubReader:
+    """Hands out single records, one for each take(); number n is known from the start if n < known."""
+
+    def __init__(self, *, known: int, whole_after: int = 0) -> None:
+        self.known = known
+        self.taken = 0
+        # How many were taken each time that it was asked whether the late one is whole.
+        self.asked: list[int] = []
+        self.whole_after = whole_after
+        # The record at offset 0 is not handed out before so many others are.
+        self.late_until = 0
+
+    def take(self, *, records_max: int, bytes_max: int) -> list[Gathering]:
+        del records_max, bytes_max
+        self.taken += 1
+        offset = 0 if self.late_until and self.taken == self.late_until else self.taken
+        item = Gathering(self.taken)
+        item.add(P, [self._record(offset)])
+        return [item]
+
+    def _record(self, offset: int) -> Record:
+        row = 0 if offset <= 1 else offset
+        return Record("t", 0, offset, 1000 + offset, None, b'{"id": %d}' % row, ())
+
+    async def wait(self, timeout_s: float) -> bool:
+        del timeout_s
+        await asyncio.sleep(0)
+        return True
+
+    async def wait_until_whole(self, where: TopicPartition, offset: int, timeout_s: float) -> bool:
+        del timeout_s
+        assert (where, offset) == (P, 0)
+        await asyncio.sleep(0)
+        self.asked.append(self.taken)
+        return len(self.asked) > self.whole_after
+
+    def is_late(self) -> bool:
+        return self.taken < self.late_until
+
+    def waiting(self, where: TopicPartition, below: int) -> Iterator[Record]:
+        del below
+        if where == P and self.is_late():
+            yield self._record(0)
+
+    def unload(self) -> None:
+        """Nothing is too large."""
+
+    def first_unloaded(self, where: TopicPartition, below: int) -> None:
+        """Nothing was."""
+
+    def position(self) -> Position:
+        after = self.taken + 1
+        at = (
+            PartitionPosition(next_offset=0, done=((1, after),))
+            if self.is_late()
+            else PartitionPosition(next_offset=after)
+        )
+        return Position(feed={}, partitions={P: at})
+
+    def mark(self) -> int:
+        return self.known
+
+    def is_pending(self, mark: int) -> bool:
+        return self.taken < mark
+
+    pending_count = 1
+
+
+class StubSink:
+    waits_for_references = False
+
+
+class StubWriter:
+    """Refuses the first record's row while it may wait."""
+
+    def __init__(self) -> None:
+        self.sink = StubSink()
+        self.planner = Planner(mappers={"t": [(0, RowMapper(TARGET))]}, sources={}, high_offsets={}, on_error="park")
+        self.attempts: list[int] = []
+
+    takes_pieces = True
+
+    def prepare(self, units: Sequence[Any], lowest: dict[Any, int], *, has_large: bool) -> Sequence[Any]:
+        assert not has_large
+        assert lowest[P] == min(unit.records[0].offset for unit in units)
+        return units
+
+    def write(self, prepared: Sequence[Any], save: Callable[[Any], None]) -> None:
+        del save
+        self.attempts.append(len(prepared))
+        if self.sink.waits_for_references:
+            raise MissingReferenceError("t partition 0 offset 1")
+
+
+def session() -> tuple[TransactionSession, StubWriter]:
+    settings = RelaySettings.model_validate(
+        {
+            "name": "test",
+            "kafka": {"bootstrap_servers": "localhost:9092"},
+            "postgres": {"dsn": "postgresql://localhost/x"},
+            "tables": [{"topic": "t", "key": ["id"]}],
+        }
+    )
+    made = TransactionSession(settings, "test", Status(name="test", instance="test"), asyncio.Event())
+    writer: Any = StubWriter()
+    made._writer = writer
+    made._sources = {("t", 0): 1}
+    return made, writer
+
+
+def batch_of(reader: StubReader, buffer_bytes: int = 1 << 20) -> Batch:
+    given: Any = reader
+    return Batch(given, Limits(buffer_bytes=buffer_bytes))
+
+
+async def test_a_reference_is_waited_for_in_what_was_known() -> None:
+    """The feed never ends: more is always pending."""
+    made, writer = session()
+    reader = StubReader(known=100)
+    batch = batch_of(reader)
+    assert await made._write_with_references(batch, made._prepare(batch))
+    assert writer.attempts[-1] == 100, "all that was known, and nothing else"
+    assert len(writer.attempts) < 10, "not one attempt for each that came"
+    assert batch.newest == {("t", 0): 1100}
+    assert not writer.sink.waits_for_references
+
+
+async def test_a_reference_is_not_waited_for_beyond_the_memory_there_is() -> None:
+    made, writer = session()
+    reader = StubReader(known=1_000_000)
+    batch = batch_of(reader, buffer_bytes=1000)
+    assert await made._write_with_references(batch, made._prepare(batch))
+    assert writer.attempts[-1] < 200
+
+
+async def test_nothing_is_written_when_it_is_told_to_stop() -> None:
+    made, writer = session()
+    reader = StubReader(known=1_000_000)
+    batch = batch_of(reader)
+    prepared = made._prepare(batch)
+    asyncio.get_running_loop().call_later(0.05, made._stop.set)
+    assert not await made._write_with_references(batch, prepared)
+    assert all(size < reader.taken + 1 for size in writer.attempts)
+
+
+async def test_an_earlier_record_of_a_row_is_taken_along() -> None:
+    made, _ = session()
+    reader = StubReader(known=0)
+    reader.late_until = 40
+    batch = batch_of(reader)
+    await made._take_those_before(batch)
+    assert [unit.records[0].offset for unit in batch.units] == [*range(1, 40), 0]
+    assert not reader.asked
+
+
+async def test_it_stops_taking_rather_than_overtake() -> None:
+    """Without room for more, and while it is not certain that the earlier record is to come."""
+    made, _ = session()
+    reader = StubReader(known=0, whole_after=500)
+    reader.late_until = 40
+    batch = batch_of(reader, buffer_bytes=100)
+    await made._take_those_before(batch)
+    assert len(set(reader.asked[:500])) == 1, "nothing was taken meanwhile"
+    assert reader.asked[0] < 20
+    assert [unit.records[0].offset for unit in batch.units] == [*range(1, 40), 0]

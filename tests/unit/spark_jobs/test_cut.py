@@ -1,0 +1,117 @@
+"""What of a source is compared: applied, still in Kafka, readable by read_committed readers, not verified before."""
+
+from typing import Any
+
+import pytest
+
+from spark_jobs.cut import Cut, OpenTransaction, PartitionFacts, Position, SourceCut, cut_source, merge, width_of
+from spark_jobs.hanging import Owner, told
+from spark_jobs.publish import feed_from
+from spark_jobs.snapshot import feed_gaps
+
+
+def position(**more: Any) -> Position:
+    given: dict[str, Any] = {"source": 1, "topic": "t", "topic_id": "ab", "partition": 0, "start": 0, "next": 100}
+    return Position(**(given | {"beyond": (), "high": 100} | more))
+
+
+def facts(**more: Any) -> PartitionFacts:
+    given: dict[str, Any] = {"topic_id": "ab", "log_start": 0, "stable": 200, "high": 200}
+    return PartitionFacts(**(given | more))
+
+
+def cut(*sources: SourceCut, **more: Any) -> Cut:
+    given: dict[str, Any] = {
+        "relay": "r", "mode": "transaction", "snapshot_text": "", "xmin": 1, "system": 1, "lsn": "0/1",
+        "config_hash": "", "dead_letters": (), "replayed": {}, "tables": (), "feed": {}, "feed_applied": {},
+        "compacted": frozenset(), "unpositioned": (), "notes": (), "told": (),
+    }  # fmt: skip
+    return Cut(sources=sources, **(given | more))
+
+
+def test_frontier_and_intervals_beyond():
+    cut = cut_source(position(beyond=((120, 130), (150, 151))), facts(), verified=0)
+    assert cut.ranges == ((0, 100), (120, 130), (150, 151))
+    assert cut.end == 151
+    assert cut.lag == 200 - 100 - 11
+
+
+def test_clamped_to_the_last_stable_offset():
+    cut = cut_source(position(next=100, beyond=((120, 130),)), facts(stable=90), verified=0)
+    assert cut.ranges == ((0, 90),)
+    assert cut.lag == 0
+
+
+def test_retention_has_passed_the_start():
+    cut = cut_source(position(), facts(log_start=40), verified=0)
+    assert cut.ranges == ((40, 100),)
+    assert cut.expired == 40
+    assert cut_source(position(), facts(log_start=40), verified=40).expired == 0
+    assert cut_source(position(), facts(log_start=40), verified=10).expired == 30
+
+
+def test_only_what_is_new_since_the_last_run():
+    assert cut_source(position(), facts(), verified=80).ranges == ((80, 100),)
+    assert cut_source(position(), facts(), verified=100).ranges == ()
+
+
+def test_another_incarnation_of_the_topic_is_not_compared():
+    cut = cut_source(position(), facts(topic_id="cd"), verified=0)
+    assert cut.facts is None
+    assert cut.ranges == ()
+
+
+def test_ranges_that_touch_are_one():
+    assert merge([(5, 9), (0, 5), (20, 21)]) == ((0, 9), (20, 21))
+
+
+def test_buckets_are_as_wide_as_they_must_be():
+    small = [cut_source(position(), facts(), verified=0)]
+    assert width_of(small, 4096) == 1024
+    large = [
+        cut_source(position(next=10_000_000, high=10_000_000), facts(stable=10_000_000, high=10_000_000), verified=0)
+    ]
+    assert width_of(large, 4096) == 4096
+
+
+def test_the_feed_goes_on_behind_what_is_applied():
+    behind, level = (cut_source(position(next=each), facts(stable=100), verified=0) for each in (60, 100))
+    feed = {0: (10, 90), 1: (20, 80)}
+    assert feed_from(cut(level, feed=feed)) == {"0": 90, "1": 80}
+    assert feed_from(cut(behind, feed=feed, feed_applied={0: 70, 1: 95})) == {"0": 70, "1": 80}
+    assert feed_from(cut(behind, feed=feed)) == {"0": 10, "1": 20}
+    assert feed_from(cut(behind, feed=feed, mode="partition")) == {"0": 90, "1": 80}
+
+
+def test_what_retention_took_from_the_feed_is_told():
+    assert feed_gaps({}, {0: facts()}) == ([], [])
+    assert feed_gaps({0: 40}, {0: facts(log_start=40)}) == ([], [])
+    (lost,), _ = feed_gaps({0: 40}, {0: facts(log_start=45), 1: facts()})
+    assert "5 records of the feed are past retention and were not read before" in lost
+    _, (old,) = feed_gaps({}, {0: facts(log_start=45)})
+    assert "45 records of the feed" in old
+
+
+def test_a_rewound_position_is_not_one_with_holes():
+    assert not position(next=50, beyond=((60, 100),)).is_rewound
+    assert position(next=50, beyond=((60, 90),)).is_rewound
+    assert [position(next=50, beyond=((60, 90),)).has_applied(each) for each in (0, 49, 50, 60, 90)] == [
+        True, True, False, True, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("owner", "wanted"),
+    [
+        (None, "oncebox txn hanging --topic t --end"),
+        (Owner("a", 7, "PREPARED"), "a number 7 is prepared: its owner or the resolver decides it"),
+        (Owner("a", 7, "PREPARE_COMMIT"), "the coordinator owes its marker"),
+        (Owner("a", 7, "ONGOING"), "oncebox txn describe 'a'"),
+    ],
+)
+def test_only_commands_that_ask_the_coordinators_are_given(owner, wanted):
+    text = told("t", 3, facts(), OpenTransaction(producer_id=5, epoch=1, offset_first=9, age_ms=2_000), owner)
+    assert wanted in text
+    assert "oncebox partition who-blocks t:3" in text
+    assert "kafka-transactions" not in text
+    assert ("--end" in text) == (owner is None)

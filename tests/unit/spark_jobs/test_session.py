@@ -1,0 +1,47 @@
+"""Jars that were resolved once are not resolved again, unless one of them is gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spark_jobs.session import Resolved
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "oncebox").mkdir()
+    made = [tmp_path / "a b.jar", tmp_path / "c.jar"]
+    for each in made:
+        each.write_bytes(b"")
+    return made
+
+
+def test_resolved_once(jars: list[Path]):
+    first = Resolved("org:one:1,org:two:2")
+    assert first.options() == {"spark.jars.packages": "org:one:1,org:two:2"}
+    first.remember(",".join(each.as_uri() for each in jars))
+    again = Resolved("org:one:1,org:two:2")
+    assert again.options() == {"spark.jars": ",".join(map(str, jars))}
+    again.remember(",".join(map(str, jars)))
+    assert again.options() == {"spark.jars": ",".join(map(str, jars))}
+    jars[1].unlink()
+    assert again.options() == {"spark.jars.packages": "org:one:1,org:two:2"}
+
+
+def test_other_packages_are_other_jars(jars: list[Path]):
+    Resolved("org:one:1").remember(jars[0].as_uri())
+    assert Resolved("org:one:2").options() == {"spark.jars.packages": "org:one:2"}
+    assert Resolved("").options() == {}  # they are on the class path already
+
+
+def test_a_cache_that_cannot_be_written(jars: list[Path], tmp_path: Path):
+    (tmp_path / "oncebox").rmdir()
+    given = Resolved("org:one:1")
+    given.remember(jars[0].as_uri())
+    assert given.options() == {"spark.jars.packages": "org:one:1"}

@@ -1,0 +1,127 @@
+"""A record's row by its columns' origins, and what a repair makes of a suspect."""
+
+from typing import Any
+
+import pytest
+
+from spark_jobs.findings import Kind, Settled, Suspect
+from spark_jobs.jobs.repair import action_for
+from spark_jobs.targets import Table, Target, by_table, read_target
+from spark_jobs.transforms import difference
+from spark_jobs.values import Record, from_json, row_values, to_json, value_sql
+
+
+def column(name: str, kind: str, origin: str = "value", path: tuple[str, ...] = (), unit: str | None = None) -> Any:
+    return {"name": name, "type": kind, "path": list(path or ((name,) if origin == "value" else ())), "from": origin,
+            "unit": unit}  # fmt: skip
+
+
+def target(*columns: Any, key: tuple[str, ...] = ("id",), **more: Any) -> Target:
+    mapping = {"format": "json", "insert_mode": "upsert", "guard": True, "delete_on_tombstone": True}
+    return read_target("t", "public", "t", mapping | {"key": list(key), "columns": list(columns)} | more)
+
+
+def record(value: bytes | None, key: bytes | None = b"k") -> Record:
+    return Record(topic="t", partition=3, offset=41, timestamp_ms=1_767_315_845_678, key=key, value=value)
+
+
+def made(of: Target, each: Record) -> dict[str, Any]:
+    values = row_values(of, each)
+    assert values is not None
+    return dict(zip(of.columns_named, values, strict=True))
+
+
+def test_each_column_comes_from_where_the_mapping_says():
+    of = target(
+        column("id", "bigint", "key", ("id",)),
+        column("whole", "text", "key"),
+        column("topic", "text", "topic"),
+        column("part", "integer", "partition"),
+        column("off", "bigint", "offset"),
+        column("at", "timestamp with time zone", "timestamp", unit="ms"),
+        column("ms", "bigint", "timestamp"),
+        column("day", "date", "timestamp", unit="ms"),
+        column("v", "numeric", "value", ("a", "b")),
+    )
+    found = made(of, record(b'{"a": {"b": 1.10}, "id": 9, "topic": "no", "at": "no"}', key=b'{"payload": {"id": 7}}'))
+    assert found == {
+        "id": "7", "whole": '{"payload": {"id": 7}}', "topic": "t", "part": "3", "off": "41",
+        "at": "2026-01-02T01:04:05.678000+00:00", "ms": "1767315845678", "day": "1767315845678", "v": "1.10",
+    }  # fmt: skip
+    # A time is not taken for a number of the unit, a date is.
+    by_name = {each.name: each for each in of.columns}
+    assert "INTERVAL" not in value_sql(by_name["at"], found["at"]).as_string(None)
+    assert "INTERVAL" in value_sql(by_name["day"], found["day"]).as_string(None)
+
+
+def test_a_bare_key_is_the_value_itself():
+    of = target(column("id", "bigint", "key"), column("raw", "bytea", "key"))
+    assert made(of, record(b"{}", key=b"12")) == {"id": "12", "raw": "MTI="}
+    assert made(of, record(b"{}", key=None)) == {"id": None, "raw": None}
+
+
+def test_numbers_keep_their_text():
+    of = target(column("id", "numeric"), column("b", "jsonb"))
+    found = made(of, record(b'{"id": 1.10, "b": {"x": 100000000000000000000.5}}'))
+    assert found == {"id": "1.10", "b": {"x": "100000000000000000000.5"}}
+
+
+DEBEZIUM = target(column("id", "bigint"), format="debezium")
+
+
+def test_what_deletes_a_row():
+    assert row_values(target(column("id", "bigint")), record(None)) is None
+    assert row_values(DEBEZIUM, record(None)) is None
+    assert row_values(DEBEZIUM, record(b'{"op": "d", "before": {"id": 1}, "after": null}')) is None
+    assert row_values(DEBEZIUM, record(b'{"payload": {"op": "d", "before": {"id": 1}}}')) is None
+    assert row_values(DEBEZIUM, record(b'{"payload": {"op": "u", "after": {"id": 1}}}')) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("of", "value"),
+    [
+        (DEBEZIUM, b'{"op": "m"}'),
+        (DEBEZIUM, b"[]"),
+        (target(column("id", "bigint"), delete_on_tombstone=False), None),
+        (target(column("id", "bigint")), b"not JSON"),
+    ],
+)
+def test_what_says_nothing_about_a_row(of, value):
+    with pytest.raises(ValueError, match=r"."):
+        row_values(of, record(value))
+
+
+def test_a_record_goes_through_a_plan_unchanged():
+    for each in (record(b"\xff\x00", key=None), record(None, key=b"\xfe")):
+        assert from_json(to_json(each)) == each
+
+
+def suspect(**more: Any) -> Suspect:
+    given: dict[str, Any] = {"key_text": "1;", "expected": None, "found": (1, 9), "copies": 1, "digest": 5}
+    return Suspect(**(given | {"opinion": difference.EXTRA} | more))
+
+
+def planned(kind: Kind, each: Suspect, value: bytes | None = b'{"id": 1}', of: Target | None = None) -> Any:
+    (table,) = by_table([of or target(column("id", "bigint"))])
+    return action_for(Settled(suspect=each, kind=kind), table, {(1, 4): record(value)})
+
+
+@pytest.mark.parametrize("kind", [Kind.ABORTED_DATA, Kind.ATOMICITY_BROKEN, Kind.ROW_EXTRA, Kind.ROW_DIFFERS])
+def test_a_row_is_deleted_only_where_there_should_be_none(kind):
+    assert planned(kind, suspect())["do"] == "delete"
+    written = planned(kind, suspect(expected=(1, 4), opinion=difference.AHEAD))
+    assert (written["do"], written["source"], written["record"]["offset"]) == ("write", 1, 41)
+    assert (written["copies"], written["digest"], written["found"]) == (1, 5, [1, 9])
+
+
+def test_a_delete_event_is_no_row_to_write():
+    older = suspect(expected=(1, 4), opinion=difference.OLDER, is_delete=True)
+    assert planned(Kind.ROW_OLDER, older, value=None)["do"] == "delete"
+    assert planned(Kind.ROW_OLDER, older, value=b'{"op": "d", "before": {"id": 1}}', of=DEBEZIUM)["do"] == "delete"
+    assert planned(Kind.ROW_DIFFERS, suspect(expected=(1, 4)), value=b"not JSON") is None
+    assert planned(Kind.ROW_DIFFERS, suspect(expected=(1, 5))) is None
+
+
+def table(**more: Any) -> Table:
+    (one,) = by_table([target(column("id", "bigint"), **more)])
+    return one

@@ -1,0 +1,94 @@
+"""Following another instance: whatever way it ends, it is noticed once and told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator import peers as module
+from coordinator.peers import Peers
+from oncebox.session import open_plain_channel
+from oncebox.v1 import peer_pb2, peer_pb2_grpc
+
+LEADING = peer_pb2.Leading(
+    instance="other", partitions=[peer_pb2.LedPartition(log_partition=3, coordinator_epoch=7, serving=True)]
+)
+End = Callable[[Any], Awaitable[None]]
+
+
+class Other(peer_pb2_grpc.PeersServicer):
+    """Says what it leads, and ends the stream as the test has it when told to."""
+
+    def __init__(self, end: End) -> None:
+        self._end = end
+        self.ends = asyncio.Event()
+        self.instance = "other"
+
+    async def Follow(self, request: peer_pb2.FollowRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        del request
+        await context.write(peer_pb2.Leading(instance=self.instance, partitions=LEADING.partitions))
+        await self.ends.wait()
+        await self._end(context)
+
+    async def ListOpen(self, request: peer_pb2.ListOpenRequest, context: Any) -> peer_pb2.ListOpenResponse:  # noqa: N802
+        raise NotImplementedError
+
+
+@asynccontextmanager
+async def following(end: End) -> AsyncIterator[tuple[Other, "asyncio.Queue[peer_pb2.Leading]"]]:
+    server = grpc.aio.server()
+    other = Other(end)
+    peer_pb2_grpc.add_PeersServicer_to_server(other, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    gone: asyncio.Queue[peer_pb2.Leading] = asyncio.Queue()
+    peers = Peers("me", "me:1", open_channel=open_plain_channel, gone=gone.put_nowait)
+    try:
+        peers.follow({"me": "me:1", "other": f"127.0.0.1:{port}"})
+        async with asyncio.timeout(10):
+            while "other" not in peers.leading:  # noqa: ASYNC110 - heard over a real connection
+                await asyncio.sleep(0.01)
+        yield other, gone
+    finally:
+        await peers.close()
+        await server.stop(None)
+
+
+async def aborts(context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "going")
+
+
+async def cancels(context: Any) -> None:
+    await context.abort(grpc.StatusCode.CANCELLED, "going")
+
+
+async def returns(_context: Any) -> None:
+    """The stream ends in good order."""
+
+
+async def hangs(_context: Any) -> None:
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("end", [aborts, cancels, returns, hangs])
+async def test_an_instance_that_is_gone_is_told_whatever_way_it_went(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENT_S", 0.5)
+    monkeypatch.setattr(module, "RECONNECT_S", 0.5)
+    async with following(end) as (other, gone):
+        # Whoever answers there from now on is somebody else.
+        other.instance = "third"
+        other.ends.set()
+        async with asyncio.timeout(10):
+            heard = await gone.get()
+        assert [led.log_partition for led in heard.partitions] == [3]
+
+
+async def test_a_lost_connection_is_not_a_lost_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    async with following(aborts) as (other, gone):
+        other.ends.set()
+        await asyncio.sleep(0.3)
+        assert gone.empty()
