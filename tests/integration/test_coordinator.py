@@ -104,7 +104,7 @@ async def test_a_newer_instance_fences_the_older_and_aborts_what_it_left_open(on
 
 async def test_a_timeout_is_told_as_a_timeout_and_the_producer_goes_on(one, new_topic: TopicFactory):
     topic = new_topic()
-    async with producer(one, transaction_timeout_ms=600) as mine:
+    async with producer(one, transaction_timeout_ms=3_000) as mine:
         transaction = await mine.begin()
         await transaction.send_and_wait(topic, b"too slow")
         async with asyncio.timeout(30):

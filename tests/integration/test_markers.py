@@ -259,20 +259,20 @@ async def test_a_deleted_topic_holds_nobody_up_and_is_dropped_in_the_end(
     """R20 as it really happens: the broker never answers the request that the deleted topic's marker is in."""
     monkeypatch.setattr(plan, "GONE_AFTER_S", 6.0)
     deleted, kept = TopicPartition(new_topic(), 0), TopicPartition(new_topic(), 0)
-    async with bench(kafka.bootstrap_servers, timeout_ms=3_000) as made:
+    async with bench(kafka.bootstrap_servers, timeout_ms=8_000) as made:
         first, second = [await made.producer_id() for _ in range(2)]
         await made.write(deleted, first, 0, [b"lost"])
         await made.write(kept, second, 0, [b"kept"])
         await _delete(kafka, deleted.topic)
         _, done = made.pay(debt(second, [kept]))
         payment, gone = made.pay(debt(first, [deleted]))
-        await asyncio.wait_for(asyncio.gather(*done.values()), 20)
+        await asyncio.wait_for(asyncio.gather(*done.values()), 60)
         assert not any(future.done() for future in gone.values())
         # Now that it is known to be sick, it spoils no further request.
         for epoch in range(2, 40, 2):
             began_s = time.monotonic()
             await made.settle(debt(second, [kept], marker_epoch=epoch + 1))
-            assert time.monotonic() - began_s < 2.5
+            assert time.monotonic() - began_s < 7, "it waited for an answer that never comes"
         await asyncio.wait_for(asyncio.gather(*gone.values()), 60)
         assert payment.dropped == {CorePartition(*deleted)}
     assert await committed(kafka.bootstrap_servers, [kept]) == {(kept, b"kept"): 1}
@@ -359,7 +359,7 @@ async def test_a_paused_broker_delays_only_what_needs_it(kafka_cluster: LocalKaf
     servers = kafka_cluster.bootstrap_servers
     alone = await asyncio.to_thread(create_topic, servers, partitions=3, replication_factor=1)
     shared = await asyncio.to_thread(create_topic, servers, partitions=3)
-    async with bench(servers, timeout_ms=4_000) as made:
+    async with bench(servers, timeout_ms=10_000) as made:
         metadata = await made.wire.metadata([alone, shared])
         leaders = {index: each.leader_id for index, each in metadata.topics[alone].partitions.items()}
         paused = kafka_cluster.brokers[2]
@@ -383,7 +383,7 @@ async def test_a_paused_broker_delays_only_what_needs_it(kafka_cluster: LocalKaf
             began_s = time.monotonic()
             later = [made.pay(debt(producer_id, [*here, *away])) for producer_id in producer_ids[30:]]
             await asyncio.gather(*(paid[partition] for _, paid in later for partition in paid if partition in here))
-            assert time.monotonic() - began_s < 3
+            assert time.monotonic() - began_s < 9, "it waited for the paused broker"
             waiting = [paid[partition] for _, paid in [*payments, *later] for partition in paid if partition in away]
             assert len(waiting) == 40
             assert not any(future.done() for future in waiting)

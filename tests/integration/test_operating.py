@@ -49,7 +49,7 @@ rules:
   - principals: ["cert:operator"]
     admin: write
 """
-QUICK = ProducerSettings(call_timeout_ms=8_000)
+QUICK = ProducerSettings(call_timeout_ms=20_000)
 
 
 class Secured:
@@ -156,15 +156,15 @@ async def test_a_token_counts_more_than_a_certificate(secured: Secured, new_topi
 
 
 async def test_a_producer_outlives_its_tokens(secured: Secured, new_topic: TopicFactory, tmp_path: Path):
-    """Each is good for two seconds; the file always holds a newer one, and no commit fails."""
+    """Each is good for four seconds; the file always holds a newer one, and no commit fails."""
     topic = await asyncio.to_thread(new_topic)
     file, fresh = tmp_path / "token", tmp_path / "fresh"
-    file.write_text(token(secured.token_key, claims("orders", exp=int(time.time()) + 2)))
-    ends_at_s = time.monotonic() + 7
+    file.write_text(token(secured.token_key, claims("orders", exp=int(time.time()) + 4)))
+    ends_at_s = time.monotonic() + 10
     committed = 0
     async with secured.producer("stranger", "orders-renewed", token_location=str(file)) as producer:
         while time.monotonic() < ends_at_s:
-            fresh.write_text(token(secured.token_key, claims("orders", exp=int(time.time()) + 2)))
+            fresh.write_text(token(secured.token_key, claims("orders", exp=int(time.time()) + 4)))
             os.replace(fresh, file)
             await commit(producer, topic, b"%d" % committed)
             committed += 1
@@ -283,7 +283,7 @@ async def test_every_metric_after_real_work(secured: Secured, new_topic: TopicFa
         async with secured.producer("orders", "orders-first"):
             with pytest.raises(ProducerFencedError):
                 await open_transaction.commit()
-    impatient = ProducerSettings(transaction_timeout_ms=1_000, call_timeout_ms=8_000)
+    impatient = ProducerSettings(transaction_timeout_ms=5_000, call_timeout_ms=20_000)
     async with secured.producer("orders", "orders-slow", impatient) as slow:
         transaction = await slow.begin()
         await transaction.send(topic, b"4")

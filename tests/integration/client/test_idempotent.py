@@ -87,11 +87,11 @@ async def test_lost_answers_and_broken_connections_double_nothing(broker, proxy,
 
 
 async def test_a_delivery_timeout_is_told_once_and_the_producer_goes_on(broker, proxy, topic):
-    async with producer(proxy.address, request_timeout_ms=300, delivery_timeout_ms=1_000) as mine:
+    async with producer(proxy.address, request_timeout_ms=1_000, delivery_timeout_ms=5_000) as mine:
         await mine.send_and_wait(topic, b"before")
         await proxy.cut()
         await mine.send(topic, b"lost")
-        with pytest.raises(DeliveryError, match="delivery timeout of 1000 ms"):
+        with pytest.raises(DeliveryError, match="delivery timeout of 5000 ms"):
             await mine.flush()
         await proxy.heal()
         assert (await mine.send_and_wait(topic, b"after")).offset == 1
@@ -110,9 +110,12 @@ async def test_memory_is_bounded_behind_a_paused_broker(broker, proxy, topic):
 
         filling = asyncio.create_task(fill())
         try:
-            await asyncio.sleep(1)
             writer = mine._writers.current  # type: ignore[union-attr]
             assert writer is not None
+            async with asyncio.timeout(60):
+                while writer._buffered <= buffer_bytes:  # noqa: ASYNC110 - the other task fills it
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
             assert not filling.done()
             assert buffer_bytes < writer._buffered < buffer_bytes + 2_000
         finally:

@@ -192,7 +192,8 @@ async def test_a_send_that_waits_is_told_of_the_abort(one: Coordinators, new_pro
     async with new_producer(linger_ms=60_000) as mine:
         transaction = await mine.begin()
         waiting = asyncio.create_task(transaction.send_and_wait(topic, b"x"))
-        await asyncio.sleep(0.05)
+        while not transaction.buffered_bytes:  # noqa: ASYNC110 - the other task fills it
+            await asyncio.sleep(0.01)
         await transaction.abort()
         with pytest.raises(Exception, match="the transaction was aborted"):
             await waiting
@@ -239,7 +240,7 @@ async def test_a_broker_that_refuses_our_epoch_is_explained_without_a_push(
 
 async def test_prepare_then_commit_or_abort(one: Coordinators, new_producer: NewProducer, new_topic: TopicFactory):
     topic, name = new_topic(), fresh("prepared")
-    async with new_producer(name, transaction_timeout_ms=1_000) as mine:
+    async with new_producer(name, transaction_timeout_ms=3_000) as mine:
         empty = await mine.begin()
         with pytest.raises(UsageError, match="nothing to prepare"):
             await empty.prepare()
@@ -256,7 +257,7 @@ async def test_prepare_then_commit_or_abort(one: Coordinators, new_producer: New
             with pytest.raises(UsageError, match="still open"):
                 await mine.begin()
             if number == 0:
-                await asyncio.sleep(1.5)  # longer than the transaction's timeout
+                await asyncio.sleep(4)  # longer than the transaction's timeout
             assert (await transaction.outcome()).state == transaction_pb2.PREPARED
             await (transaction.commit() if decision == "commit" else transaction.abort())
         assert mine.resume_token == b"m2"
@@ -268,10 +269,10 @@ async def test_a_transaction_may_be_given_more_time_while_its_process_lives(
     one: Coordinators, new_producer: NewProducer, new_topic: TopicFactory, extended: bool
 ):
     topic = new_topic()
-    async with new_producer(transaction_timeout_ms=1_000, extend_transactions=extended) as mine:
+    async with new_producer(transaction_timeout_ms=3_000, extend_transactions=extended) as mine:
         transaction = await mine.begin()
         await transaction.send_and_wait(topic, b"long")
-        await asyncio.sleep(2.5)  # longer than the transaction's timeout
+        await asyncio.sleep(5)  # longer than the transaction's timeout
         if extended:
             await transaction.commit()
         else:

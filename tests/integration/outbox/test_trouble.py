@@ -197,10 +197,10 @@ async def test_a_clock_that_jumps_changes_nothing(outbox: Outbox, jump: str):
 
 async def test_a_slow_start_is_not_taken_for_death(outbox: Outbox, monkeypatch):
     """Both begin long after the last sign of life of whoever led before."""
-    start, settings = Producer.start, outbox.settings(takeover_ms=400)
+    start, settings = Producer.start, outbox.settings(takeover_ms=4_000)
 
     async def slow(self: Producer) -> None:
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(5)  # longer than a leader may be silent
         await start(self)
 
     await outbox.init()

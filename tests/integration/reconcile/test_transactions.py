@@ -54,7 +54,8 @@ def test_a_transaction_half_applied_by_position(world: World, check: Callable[..
 def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: Begun):
     world.transfer(1, 2, 3)
     world.apply()
-    own = next(each for each in manifests(world.coordinators) if each.written[0].topic in world.topics.values())
+    topics = set(world.topics.values())
+    own = next(each for each in manifests(world.coordinators) if topics & {one.topic for one in each.written})
     forged = manifest_pb2.Manifest()
     forged.CopyFrom(own)
     forged.number += 1_000_000
@@ -79,6 +80,9 @@ def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: 
     )
     admin = AdminClient({"bootstrap.servers": world.servers})
     admin.incremental_alter_configs([resource])[resource].result(60)
+    asked, deadline = ConfigResource(RESOURCE_TOPIC, own.written[0].topic), time.monotonic() + 60
+    while admin.describe_configs([asked])[asked].result(60)["cleanup.policy"].value != "compact":
+        assert time.monotonic() < deadline
     with begun() as later, closing(Transactions(later)) as feed:
         assert feed.check() == []
         assert any(f"{own.written[0].topic} is compacted" in each for each in feed.told)

@@ -104,8 +104,8 @@ async def test_a_client_that_reads_no_answers_is_read_no_further(bench: Bench, m
         requests=[pb.SessionRequest(request_id=each, init_producer=request) for each in range(1, 101)]
     )
     with suppress(TimeoutError):
-        async with asyncio.timeout(2):
-            while True:
+        while True:
+            async with asyncio.timeout(2):  # until it is read no further
                 await session.write(message)
     assert 50 < unread < 50 + 2 * bench.settings.limits.requests_per_session
     # Others are served meanwhile.
