@@ -9,6 +9,7 @@ from typing import Any
 
 from coordinator.calls import Answer
 from coordinator.core.commands import InitProducer, Refused
+from coordinator.core.grants import Limits
 from coordinator.leadership import Leadership
 from coordinator.producer_ids import ProducerIdPool
 from coordinator.router import Router
@@ -26,7 +27,8 @@ class NoPeers:
 
 
 class MemoryInstance:
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
         self.store = MemoryStore()
         self.markers = NoMarkers()
         producer_ids = itertools.count(1)
@@ -52,7 +54,7 @@ class MemoryInstance:
             address="i:1",
             now_ms=lambda: NOW_MS,
             nonce=self._next_nonce,
-            settings=ShardSettings(),
+            settings=ShardSettings(limits=self.limits),
             watchers=self.router.watchers,
             listeners=self.router.listeners,
             state_changed=self._changed.set,
@@ -71,8 +73,8 @@ class MemoryInstance:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[MemoryInstance]:
-    instance = MemoryInstance()
+async def serving(limits: Limits | None = None) -> AsyncIterator[MemoryInstance]:
+    instance = MemoryInstance(limits or Limits())
     await instance.lead()
     try:
         yield instance

@@ -10,6 +10,7 @@ import pytest
 from coordinator import inbox as module
 from coordinator.calls import Answer
 from coordinator.core.commands import End, Ended, ErrorCode, Granted, Refused, Register
+from coordinator.core.grants import Limits
 from coordinator.core.invariants import InvariantBrokenError, check_step
 from coordinator.core.records import Contents, Grant, IdState, Result, Run, TopicPartition, Written
 from tests.support.memory_instance import TIMEOUT_MS, MemoryInstance, serving
@@ -88,7 +89,7 @@ async def second_grant(instance: MemoryInstance) -> Grant:
 
 
 async def test_an_end_is_decided_with_its_chain_once_older_debts_are_paid() -> None:
-    async with serving() as instance, asyncio.timeout(5):
+    async with serving(Limits(chain_patience_ms=30_000)) as instance, asyncio.timeout(60):
         grant = await second_grant(instance)
         ending = asyncio.ensure_future(end(instance, grant, 1))
         for _ in range(5):
@@ -99,7 +100,7 @@ async def test_an_end_is_decided_with_its_chain_once_older_debts_are_paid() -> N
 
 
 async def test_an_end_is_decided_without_its_chain_where_they_are_not_paid() -> None:
-    async with serving() as instance, asyncio.timeout(5):
+    async with serving() as instance, asyncio.timeout(60):
         grant = await second_grant(instance)
         second = await end(instance, grant, 1)
         assert second.outcome.result is Result.COMMITTED
