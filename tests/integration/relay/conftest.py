@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -17,7 +19,7 @@ from relay.plan import Plan, Unit, make_plan, planner
 from relay.sink import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
 TOPIC_IDS = {"orders": "00000000-0000-0000-0000-000000000001", "items": "00000000-0000-0000-0000-000000000002"}
 
@@ -95,13 +97,36 @@ class Cutter:
 
     def __init__(self) -> None:
         self.left = -1
+        self.has_cut = False
 
     def passed(self, connection: psycopg.Connection[Any] | None) -> None:
         self.left -= 1
         if self.left == 0:
+            self.has_cut = True
             if connection is not None:
                 connection.pgconn.finish()
             raise CutOffError
+
+    async def run(self, session: Coroutine[Any, Any, None], *, limit_s: float) -> bool:
+        """Until it is cut off; or so long, for one that comes to its end before. Whether it was."""
+        self.has_cut = False
+        task = asyncio.ensure_future(session)
+        ends_at_s = time.monotonic() + limit_s
+        while not task.done() and not self.has_cut and time.monotonic() < ends_at_s:
+            await asyncio.wait({task}, timeout=0.02)
+        if self.has_cut:
+            # Where that met its reader alone, it waits for ever.
+            await asyncio.wait({task}, timeout=2)
+        task.cancel()
+        try:
+            await task
+        except (CutOffError, psycopg.OperationalError):
+            # The library may find its connection closed while it cleans up.
+            assert self.has_cut
+        except asyncio.CancelledError:
+            pass
+        self.left = -1
+        return self.has_cut
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 
 from oncebox import Producer
@@ -18,10 +16,10 @@ from relay.config import RelaySettings
 from relay.large import LargeTransactions
 from relay.status import Status
 from relay.transaction_mode import TransactionSession
-from tests.integration.relay.conftest import CutOffError, Cutter
 from tests.support.relay import GUARD, Relays
 
 if TYPE_CHECKING:
+    from tests.integration.relay.conftest import Cutter
     from tests.support.coordinator import Coordinators
     from tests.support.kafka import TopicFactory
 
@@ -133,17 +131,6 @@ async def session(settings: RelaySettings, stop: asyncio.Event) -> None:
     await TransactionSession(settings, "under-test", status, stop).run()
 
 
-async def cut_off(settings: RelaySettings, cutter: Cutter, limit_s: float) -> bool:
-    """One session until it is cut, or so long if its reader alone is; whether it was."""
-    stop = asyncio.Event()
-    with suppress(CutOffError, psycopg.OperationalError, TimeoutError):
-        async with asyncio.timeout(limit_s):
-            await session(settings, stop)
-    was_cut = cutter.left <= 0
-    cutter.left = -1
-    return was_cut
-
-
 async def finish(relays: Relays, settings: RelaySettings) -> None:
     stop = asyncio.Event()
     running = asyncio.create_task(session(settings, stop))
@@ -165,7 +152,7 @@ async def test_it_is_cut_off_between_pieces(
     point, cuts = 20, 0
     while True:
         cutter.left = point
-        cuts += await cut_off(settings, cutter, 5)
+        cuts += await cutter.run(session(settings, asyncio.Event()), limit_s=5)
         if relays.rows("SELECT to_regclass('oncebox.position') IS NOT NULL") == [(True,)] and check_whole(relays):
             break
         point += 9
@@ -194,7 +181,7 @@ async def test_it_is_cut_off_around_the_commit(
         drop(self, units)
 
     monkeypatch.setattr(LargeTransactions, "drop", dropping)
-    assert await cut_off(settings, cutter, 60)
+    assert await cutter.run(session(settings, asyncio.Event()), limit_s=60)
     assert kept.count
     is_there = check_whole(relays)
     assert is_there or exchanges < AFTER_SAVE, "committed by then"
