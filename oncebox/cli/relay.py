@@ -36,7 +36,7 @@ def run(
 ) -> None:
     """Run one process until Ctrl-C or SIGTERM. Several of them share the work, or stand by for each other.
 
-    SIGHUP reads the log level anew.
+    SIGHUP reads the log level, the rules and the keys of tokens anew.
     """
     from relay.__main__ import serve
 
