@@ -36,9 +36,9 @@ class SecureChannel:
 
     def __call__(self, address: str) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(
-            root_certificates=_read(self.ca_location),
-            private_key=_read(self.key_location),
-            certificate_chain=_read(self.certificate_location),
+            root_certificates=_read_pem(self.ca_location, "certificate"),
+            private_key=_read_pem(self.key_location, "private key"),
+            certificate_chain=_read_pem(self.certificate_location, "certificate"),
         )
         if self.token or self.token_location:
             tokens = grpc.metadata_call_credentials(_Bearer(self._token))
@@ -65,6 +65,14 @@ class _Bearer(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no typ
             callback((), error)
         else:
             callback((("authorization", f"Bearer {token}"),), None)
+
+
+def _read_pem(file: str | None, what: str) -> bytes | None:
+    """Checked here: gRPC would tell of it only in a log of its own, and then that nobody answers."""
+    text = _read(file)
+    if text is not None and f"{what.upper()}-----".encode() not in text:
+        raise UsageError(f"{file}: no {what} in PEM")
+    return text
 
 
 def _read(file: str | None) -> bytes | None:

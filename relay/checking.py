@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from confluent_kafka import KafkaException
 
 from oncebox.access.identity import KeysError
 from oncebox.access.permissions import PolicyError
@@ -20,7 +21,7 @@ from oncebox.settings import kafka_settings
 from oncebox.wire import librdkafka_config
 from relay.access import Gate
 from relay.database import Connection, check_ordering, connect, ensure_sources, migrate, resolve, table_order
-from relay.kafka import EARLIEST, LATEST, KafkaAdmin, Topics
+from relay.kafka import EARLIEST, LATEST, KafkaAdmin, Topics, explained
 from relay.mapping import RowMapper
 from relay.plan import StopError, Unit, make_plan, planner
 from relay.schema_changes import create_missing
@@ -62,6 +63,8 @@ def check(settings: RelaySettings, *, records: int) -> list[Finding]:
         return findings
     except (RelayError, psycopg.Error) as error:
         return [*findings, Finding(is_ok=False, text=str(error).strip())]
+    except (KafkaException, TimeoutError) as error:
+        return [*findings, Finding(is_ok=False, text=explained(error, settings.kafka.bootstrap_servers))]
 
 
 def _check_access(settings: RelaySettings) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ An answer that cannot be had is one sentence that says what to try next.
 
 import functools
 import inspect
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ class Line:
 
     @asynccontextmanager
     async def channel(self, address: str) -> AsyncIterator[Any]:
+        if self.token_file and not os.access(self.token_file, os.R_OK):
+            # gRPC reads it with the call, and would tell of a missing answer instead.
+            raise LineError(f"--token-file {self.token_file} is not there, or not yours to read")
         if self.ca or self.cert or self.token_file:
             opener: Callable[[str], Any] = SecureChannel(
                 ca_location=self.ca,
@@ -152,6 +156,8 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
         line = Line(**{name: arguments.pop(name) for name in _OPTIONS})
+        if bool(line.cert) != bool(line.key):
+            raise typer.BadParameter("--cert and --key need each other")
         function(line=line, **arguments)
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]

@@ -10,7 +10,7 @@ import typer
 from oncebox.cli import new_app
 from oncebox.cli.line import CALL_TIMEOUT_S, FOUND, UNDECIDED, Line, LineError, connected
 from oncebox.cli.listing import listed
-from oncebox.cli.show import JSON, age, as_json, moment, partitions, print_json, print_table, state_name
+from oncebox.cli.show import JSON, age, as_json, confirm, moment, partitions, print_json, print_table, state_name
 from oncebox.v1 import admin_pb2, coordinator_pb2, transaction_pb2
 from oncebox.v1.admin_pb2_grpc import AdminStub
 from oncebox.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -192,7 +192,7 @@ def abort(
             raise LineError(f"{transactional_id} has no open transaction; it is {state_name(described.state)}")
         number = described.grant.number
     what = f"the claim of {described.owner.instance} at {described.owner.address}" if fence else f"transaction {number}"
-    _confirm(f"End {what} of {transactional_id} ({state_name(described.state)})?", yes=yes)
+    confirm(f"End {what} of {transactional_id} ({state_name(described.state)})?", yes=yes)
 
     async def end(channel: Any) -> Any:
         if fence:
@@ -205,14 +205,6 @@ def abort(
         return await line.leader(end)
 
     _show_outcome(asyncio.run(run()).outcome, json=json)
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here: say --yes if it is meant")
-    typer.confirm(question, abort=True, err=True)
 
 
 @app.command(
@@ -229,7 +221,7 @@ def hanging(
 ) -> None:
     """Find transactions that are open on a partition and known to no coordinator, Kafka's own included."""
     if end:
-        _confirm("End all hanging transactions that are found?", yes=yes)
+        confirm("End all hanging transactions that are found?", yes=yes)
     request = admin_pb2.FindHangingRequest(topics=topic, end=end)
 
     async def ask() -> Any:

@@ -264,3 +264,21 @@ async def test_nobody_there():
 async def test_completion_knows_sub_commands():
     ran = await run(None, COMP_WORDS="oncebox txn ", COMP_CWORD="2", _ONCEBOX_COMPLETE="complete_bash")
     assert {"list", "describe", "abort", "outcome", "hanging", "watch"} <= set(ran.out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (["--ca", "absent.pem"], 1, "absent.pem: No such file"),
+        (["--ca", __file__], 1, f"{__file__}: no certificate in PEM"),
+        (["--cert", "mine.pem"], 2, "--cert and --key need each other"),
+        (["--token-file", "absent"], 1, "--token-file absent is not there"),
+    ],
+)
+async def test_credentials_that_cannot_be_used(bench: Bench, options: list[str], code: int, told: str):
+    """Told by themselves, and not as a coordinator that does not answer."""
+    ran = await run(bench, "leaders", *options)
+    assert ran.code == code
+    assert told in ran.err
+    assert "Traceback" not in ran.err
+    assert "ssl_transport" not in ran.err, "gRPC has a log of its own"
