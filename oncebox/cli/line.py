@@ -22,6 +22,8 @@ from oncebox.v1 import admin_pb2
 from oncebox.v1.admin_pb2_grpc import AdminStub
 
 CALL_TIMEOUT_S = 30.0
+# A command calls once: what producers bring about by trying anew, it must get at the first attempt, also from afar.
+CONNECT_TIMEOUT_MS = 10_000
 HOPS_MAX = 5
 # Exit codes beyond the usual 0 (fine), 1 (failed) and 2 (wrong usage).
 FOUND = 3
@@ -57,9 +59,10 @@ class Line:
                 certificate_location=self.cert,
                 key_location=self.key,
                 token_location=self.token_file,
+                connect_timeout_ms=CONNECT_TIMEOUT_MS,
             )
         else:
-            opener = open_plain_channel
+            opener = functools.partial(open_plain_channel, connect_timeout_ms=CONNECT_TIMEOUT_MS)
         async with opener(address) as channel:
             yield channel
 
@@ -123,7 +126,7 @@ def _explained(address: str, error: grpc.aio.AioRpcError) -> str:
         return f"the coordinator at {address} has a certificate that --ca does not cover ({details[:200]})"
     return (
         f"no coordinator answers at {address}: name one with --coordinators, and --ca (with --cert and --key, or "
-        f"--token-file) if it speaks TLS ({error.code().name})"
+        f"--token-file) if it speaks TLS ({error.code().name}: {details[:200]})"
     )
 
 

@@ -22,6 +22,7 @@ ID = typer.Argument(help="A transactional id.")
 STATES = tuple(name for name in transaction_pb2.TransactionState.DESCRIPTOR.values_by_name if "UNSPECIFIED" not in name)
 RESULTS = {transaction_pb2.COMMITTED: 0, transaction_pb2.ABORTED: FOUND, transaction_pb2.UNDECIDED: UNDECIDED}
 RETRY_S = 1.0
+TABLE_ROWS_MAX = 1_000
 
 
 @app.command(
@@ -35,7 +36,7 @@ def list_(
     prefix: str = typer.Option("", help="Only ids that begin so."),
     state: list[str] = typer.Option([], help=f"Only these: {', '.join(STATES)}.", show_default=False),
     older_than: float = typer.Option(0.0, help="Only what is older, in seconds.", min=0.0),
-    limit: int = typer.Option(100, help="Rows at most.", min=1),
+    limit: int = typer.Option(100, help=f"Rows at most; with more than {TABLE_ROWS_MAX:,}, as plain lines.", min=1),
     after: str = typer.Option("", help="Go on after this id."),
     everything: bool = typer.Option(False, "--all", help="All rows, page by page, as plain lines."),
     json: bool = typer.Option(False, "--json", help="For programs: one object a line."),
@@ -51,7 +52,9 @@ def list_(
         page_size=1_000 if everything else min(limit, 1_000),
         page_token=after,
     )
-    asyncio.run(_list(line, request, None if everything else limit, json=json, plain=everything))
+    # A table is laid out when all its rows are known: many of them would fill the memory, and take minutes.
+    plain = everything or limit > TABLE_ROWS_MAX
+    asyncio.run(_list(line, request, None if everything else limit, json=json, plain=plain))
 
 
 async def _list(line: Line, request: Any, limit: int | None, *, json: bool, plain: bool) -> None:
@@ -74,6 +77,8 @@ async def _list(line: Line, request: Any, limit: int | None, *, json: bool, plai
     if not json and not plain:
         print_table(("id", "number", "state", "age", "producer id", "epoch", "partitions"), rows)
         print(f"{shown} shown" + (f"; more with --after '{last}'" if last else ""))
+    elif not json and last:
+        print(f"{shown} shown; more with --after '{last}'", file=sys.stderr)
 
 
 def _row(summary: Any) -> tuple[str, ...]:

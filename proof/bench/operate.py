@@ -1,6 +1,5 @@
 """What operators notice: what it costs to be watched, and how long their commands take."""
 
-import os
 import sys
 import threading
 import time
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import uvloop
 
@@ -23,6 +21,7 @@ from proof.bench.measure import Metric, Side, interleave
 from proof.bench.our_producers import Job
 from proof.bench.peer_confluent import Workload
 from proof.bench.result import Result
+from proof.bench.started import Ended, run
 
 ONCEBOX = str(Path(sys.executable).with_name("oncebox"))
 PARTITIONS = 16
@@ -37,13 +36,6 @@ HELP_MS, HELP_STARTS = 300.0, 5
 FIRST_PAGE_MS, EVERYTHING_S, GROWTH_MB = 1_000.0, 15.0, 16.0
 # The kernel counts in pages.
 GROWTH_LEAST_MB = 0.1
-
-
-class Ended(NamedTuple):
-    """A command that came to its end."""
-
-    seconds: float
-    memory_mb: float  # the most that it had resident
 
 
 def bench(context: Context) -> Iterator[Result]:
@@ -164,16 +156,8 @@ def _listing(context: Context) -> Iterator[Result]:
 
 
 def _run(*arguments: str) -> Ended:
-    """The `oncebox` command as a user starts it; what it prints goes nowhere."""
-    begun_s = time.monotonic()
-    nowhere = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
-    pid = os.posix_spawn(ONCEBOX, [ONCEBOX, *arguments], os.environ, file_actions=[nowhere])
-    # Not subprocess: only wait4 tells the memory of this one child.
-    _, status, used = os.wait4(pid, 0)
-    seconds = time.monotonic() - begun_s
-    if code := os.waitstatus_to_exitcode(status):
-        raise RuntimeError(f"oncebox {' '.join(arguments)} ended with exit code {code}; what went wrong is told above")
-    return Ended(seconds, used.ru_maxrss / 1024)
+    """The `oncebox` command as a user starts it."""
+    return run(ONCEBOX, *arguments)
 
 
 def _result(name: str, unit: str, figures: list[float], limit: float) -> Result:

@@ -1,8 +1,10 @@
 """The benches of ids, fail-over, idleness and operating on real parts, in small: that they measure, not what."""
 
+import sys
+
 import pytest
 
-from proof.bench import coordinator, failover, idle, ids, operate
+from proof.bench import coordinator, failover, idle, ids, operate, started
 from proof.bench.context import Context
 
 
@@ -61,3 +63,12 @@ def test_a_command_that_fails_is_no_figure(capfd):
     with pytest.raises(RuntimeError, match="exit code 2"):
         operate._run("txn", "list", "--limit", "0")
     assert "limit" in capfd.readouterr().err
+
+
+def test_the_memory_of_a_command_is_its_own():
+    """And not that of who starts it, which Linux counts in."""
+    mine = bytearray(b"x") * (200 << 20)
+    little = started.run(sys.executable, "-c", "pass").memory_mb
+    more = started.run(sys.executable, "-c", "kept = bytearray(b'x') * (50 << 20)").memory_mb
+    assert little < 100 < len(mine) >> 20
+    assert 45 < more - little < 60
