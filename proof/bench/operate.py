@@ -30,7 +30,7 @@ PRODUCERS = 16
 SCRAPES_PER_S = 1
 SCRAPE_TIMEOUT_S = 30.0
 # The difference is small: many short rounds in turn tell more of it than a few long ones.
-ROUNDS_MORE, WARM_UP_TURNS = 3, 3
+ROUNDS_MORE, WARM_UP_TURNS = 3, 2
 METRICS_COST = 0.98
 HELP_MS, HELP_STARTS = 300.0, 5
 FIRST_PAGE_MS, EVERYTHING_S, GROWTH_MB = 1_000.0, 15.0, 16.0
