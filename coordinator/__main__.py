@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from coordinator.api.identity import KeysError
-from coordinator.api.permissions import PolicyError
 from coordinator.api.server import PortTakenError
 from coordinator.cluster import ClusterError
 from coordinator.config import CoordinatorSettings
 from coordinator.instance import Instance
 from oncebox import logs
+from oncebox.access.identity import KeysError
+from oncebox.access.permissions import PolicyError
 from oncebox.certificates import TlsError
 from oncebox.settings import SettingsError, load
 

@@ -5,7 +5,15 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, FilePath, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from oncebox.settings import KafkaSection, Section, ServerTlsSection, ServiceSettings, is_loopback
+from oncebox.settings import (
+    KafkaSection,
+    Section,
+    ServerTlsSection,
+    ServiceSettings,
+    TokensSection,
+    check_listening,
+    identifies,
+)
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Milliseconds = Annotated[int, Field(gt=0)]
@@ -57,25 +65,8 @@ class Limits(Section):
 class TlsSection(ServerTlsSection):
     """Certificates in PEM files, read anew when they change."""
 
-    # Which name of a client's certificate is its principal, cert:NAME.
-    principal_from: Literal["common_name", "spiffe_id", "dns"] = "common_name"
     # Who signs the certificates of the other instances; empty: client_ca_location, else the system's authorities.
     peer_ca_location: FilePath | None = None
-
-
-class TokensSection(Section):
-    """Bearer tokens (JWT) as identity: token:NAME. Signed with RSA, EC or Ed25519; never with a shared secret."""
-
-    # A JSON Web Key Set, or one public key in PEM; read anew on SIGHUP.
-    keys_location: FilePath
-    # What a token's aud must hold.
-    audience: Annotated[str, Field(min_length=1)]
-    # What its iss must be.
-    issuer: Annotated[str, Field(min_length=1)]
-    # Which claim is the principal.
-    principal_claim: Annotated[str, Field(min_length=1)] = "sub"
-    # How far clocks may differ.
-    leeway_s: Annotated[int, Field(ge=0, le=300)] = 30
 
 
 class Gateway(Section):
@@ -148,16 +139,7 @@ class CoordinatorSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not is_loopback(self.listen_host) and not self.insecure_listen and not (self.tls and self.has_identity):
-            raise ValueError(
-                f"listen_host {self.listen_host} is reachable from other machines, without TLS and an identity of "
-                "clients: set tls with client_ca_location or tokens, listen on 127.0.0.1, or set insecure_listen if "
-                "the network is trusted"
-            )
-        if self.tokens and not self.tls:
-            raise ValueError("tokens need tls: without encryption whoever listens could use them")
-        if self.rules_location and not self.has_identity:
-            raise ValueError("rules_location needs to know who calls: set tls.client_ca_location or tokens")
+        check_listening(self)
         if self.rules_location and self.reflection:
             raise ValueError("reflection answers everybody, which rules_location forbids: switch one of them off")
         if self.listen_host in {"0.0.0.0", "::"} and not self.advertised_address:
@@ -170,7 +152,7 @@ class CoordinatorSettings(ServiceSettings):
 
     @property
     def has_identity(self) -> bool:
-        return self.tokens is not None or (self.tls is not None and self.tls.client_ca_location is not None)
+        return identifies(self.tls, self.tokens)
 
 
 def internal_topics(settings: CoordinatorSettings) -> frozenset[str]:

@@ -13,8 +13,6 @@ from contextlib import suppress
 from functools import partial
 
 from coordinator.api.front import Front
-from coordinator.api.identity import KeysError
-from coordinator.api.permissions import PolicyError
 from coordinator.api.server import Api, Service
 from coordinator.api.topics import KafkaTopics
 from coordinator.cluster import ClusterError, Finding, OwnTopics, Severity, check_cluster, ensure_topics, refuse
@@ -38,6 +36,8 @@ from coordinator.router import Router
 from coordinator.serving import ShardSettings
 from coordinator.shard import Shard, ShardState
 from coordinator.telemetry import Telemetry
+from oncebox.access.identity import KeysError
+from oncebox.access.permissions import PolicyError
 from oncebox.channels import SecureChannel
 from oncebox.session import OpenChannel, open_plain_channel
 from oncebox.settings import kafka_settings

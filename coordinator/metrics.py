@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 
 import oncebox
 from coordinator.api.auth import Gate
+from coordinator.api.needs import PERMISSIONS
 from coordinator.api.pages import Page
-from coordinator.api.permissions import Permission
 from coordinator.core.records import Cause, Result
 from coordinator.core.state import TransactionState
 from coordinator.markers.writer import MarkerStatus
@@ -142,7 +142,7 @@ class Metrics(Collector):
         return [((), self._gate.unidentified)]
 
     def _authorization_denials(self) -> Samples:
-        return [((permission.name,), self._gate.denied[permission]) for permission in Permission]
+        return [((permission.name,), self._gate.denied[permission]) for permission in PERMISSIONS]
 
     def _throttled(self) -> Samples:
         return [((), self._gate.throttled)]

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from oncebox.errors import UsageError
-from oncebox.session import CHANNEL_OPTIONS
+from oncebox.session import CONNECT_TIMEOUT_MS, channel_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class SecureChannel:
     token_location: str | None = None
     # The name in the coordinator's certificate, where it is not the one in its address.
     server_name: str | None = None
+    # For a connection to come up, before it is tried anew with more and more time.
+    connect_timeout_ms: int = CONNECT_TIMEOUT_MS
 
     def __post_init__(self) -> None:
         if bool(self.certificate_location) != bool(self.key_location):
@@ -36,14 +38,14 @@ class SecureChannel:
 
     def __call__(self, address: str) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(
-            root_certificates=_read(self.ca_location),
-            private_key=_read(self.key_location),
-            certificate_chain=_read(self.certificate_location),
+            root_certificates=_read_pem(self.ca_location, "certificate"),
+            private_key=_read_pem(self.key_location, "private key"),
+            certificate_chain=_read_pem(self.certificate_location, "certificate"),
         )
         if self.token or self.token_location:
             tokens = grpc.metadata_call_credentials(_Bearer(self._token))
             credentials = grpc.composite_channel_credentials(credentials, tokens)
-        options: list[tuple[str, int | str]] = list(CHANNEL_OPTIONS)
+        options = channel_options(self.connect_timeout_ms)
         if self.server_name:
             options.append(("grpc.ssl_target_name_override", self.server_name))
         return grpc.aio.secure_channel(address, credentials, options=options)
@@ -65,6 +67,14 @@ class _Bearer(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no typ
             callback((), error)
         else:
             callback((("authorization", f"Bearer {token}"),), None)
+
+
+def _read_pem(file: str | None, what: str) -> bytes | None:
+    """Checked here: gRPC would tell of it only in a log of its own, and then that nobody answers."""
+    text = _read(file)
+    if text is not None and f"{what.upper()}-----".encode() not in text:
+        raise UsageError(f"{file}: no {what} in PEM")
+    return text
 
 
 def _read(file: str | None) -> bytes | None:

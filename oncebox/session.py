@@ -32,10 +32,11 @@ Response = coordinator_pb2.SessionResponse
 OpenChannel = Callable[[str], grpc.aio.Channel]
 Fenced = Callable[[transaction_pb2.Error], None]
 
-CHANNEL_OPTIONS = [
+# For a connection to come up, before it is tried anew with more and more time.
+CONNECT_TIMEOUT_MS = 100
+_CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
     ("grpc.max_send_message_length", 16 * 1024 * 1024),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Each session keeps its own connection state; global sub-channel sharing would share its back-off too.
@@ -45,8 +46,13 @@ CHANNEL_OPTIONS = [
 ]
 
 
-def open_plain_channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def channel_options(connect_timeout_ms: int) -> list[tuple[str, int | str]]:
+    # By this name gRPC also knows the least time that an attempt gets.
+    return [*_CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", connect_timeout_ms)]
+
+
+def open_plain_channel(address: str, *, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=channel_options(connect_timeout_ms))
 
 
 class _LostError(Exception):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, FilePath, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FilePath, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as UndecodableError
@@ -133,6 +133,43 @@ class ServerTlsSection(Section):
     key_location: FilePath
     # Clients must then show a certificate that one of these authorities has signed.
     client_ca_location: FilePath | None = None
+    # Which name of a client's certificate is its principal, cert:NAME.
+    principal_from: Literal["common_name", "spiffe_id", "dns"] = "common_name"
+
+
+class TokensSection(Section):
+    """Bearer tokens (JWT) as identity: token:NAME. Signed with RSA, EC or Ed25519; never with a shared secret."""
+
+    # A JSON Web Key Set, or one public key in PEM; read anew on SIGHUP.
+    keys_location: FilePath
+    # What a token's aud must hold.
+    audience: Annotated[str, Field(min_length=1)]
+    # What its iss must be.
+    issuer: Annotated[str, Field(min_length=1)]
+    # Which claim is the principal.
+    principal_claim: Annotated[str, Field(min_length=1)] = "sub"
+    # How far clocks may differ.
+    leeway_s: Annotated[int, Field(ge=0, le=300)] = 30
+
+
+def identifies(tls: ServerTlsSection | None, tokens: TokensSection | None) -> bool:
+    """Whether a service that is set up like this asks who calls."""
+    return tokens is not None or (tls is not None and tls.client_ca_location is not None)
+
+
+def check_listening(settings: Any) -> None:
+    """For the validators of services that listen. ValueError: it could be reached by whom nobody meant."""
+    has_identity = identifies(settings.tls, settings.tokens)
+    if not is_loopback(settings.listen_host) and not settings.insecure_listen and not (settings.tls and has_identity):
+        raise ValueError(
+            f"listen_host {settings.listen_host} is reachable from other machines, without TLS and an identity of "
+            "clients: set tls with client_ca_location or tokens, listen on 127.0.0.1, or set insecure_listen if "
+            "the network is trusted"
+        )
+    if settings.tokens and not settings.tls:
+        raise ValueError("tokens need tls: without encryption whoever listens could use them")
+    if settings.rules_location and not has_identity:
+        raise ValueError("rules_location needs to know who calls: set tls.client_ca_location or tokens")
 
 
 def kafka_settings(section: KafkaSection, *, client_id: str = "oncebox") -> "wire.KafkaSettings":

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncebox import logs
+from oncebox.access.identity import KeysError
+from oncebox.access.permissions import PolicyError
 from oncebox.certificates import TlsError
 from oncebox.settings import SettingsError, load
 from relay.config import RelaySettings
@@ -29,8 +31,13 @@ async def run(settings: RelaySettings, read: Callable[[], RelaySettings]) -> Non
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, relay.stop)
-    loop.add_signal_handler(signal.SIGHUP, logs.reload, settings, read)
     server = RelayServer(relay)
+
+    def reload() -> None:
+        if logs.reload(settings, read):
+            server.gate.reload()
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
     await server.start()
     sys.stdout.write(
         f"relay {settings.name} ({relay.status.instance}) serves at {server.address}, http {server.http_port}\n"
@@ -57,7 +64,7 @@ def serve(read: Callable[[], RelaySettings]) -> None:
 def main() -> None:
     try:
         serve(partial(load, RelaySettings, file=Path(sys.argv[1]) if len(sys.argv) > 1 else None))
-    except (SettingsError, RelayError, TlsError) as error:
+    except (SettingsError, RelayError, TlsError, PolicyError, KeysError) as error:
         sys.exit(f"relay: {error}")
 
 

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from confluent_kafka import KafkaException
 
+from oncebox.access.identity import KeysError
+from oncebox.access.permissions import PolicyError
+from oncebox.certificates import ServerCertificates, TlsError
 from oncebox.reader.source import record_of
 from oncebox.settings import kafka_settings
 from oncebox.wire import librdkafka_config
+from relay.access import Gate
 from relay.database import Connection, check_ordering, connect, ensure_sources, migrate, resolve, table_order
-from relay.kafka import EARLIEST, LATEST, KafkaAdmin, Topics
+from relay.kafka import EARLIEST, LATEST, KafkaAdmin, Topics, explained
 from relay.mapping import RowMapper
 from relay.plan import StopError, Unit, make_plan, planner
 from relay.schema_changes import create_missing
@@ -44,7 +49,7 @@ class _UndoError(Exception):
 
 def check(settings: RelaySettings, *, records: int) -> list[Finding]:
     """One finding for each thing that was looked at."""
-    findings: list[Finding] = []
+    findings: list[Finding] = list(_check_access(settings))
     try:
         admin = KafkaAdmin(kafka_settings(settings.kafka, client_id="oncebox-relay-check"))
         topics = admin.topics(settings.topics)
@@ -58,6 +63,21 @@ def check(settings: RelaySettings, *, records: int) -> list[Finding]:
         return findings
     except (RelayError, psycopg.Error) as error:
         return [*findings, Finding(is_ok=False, text=str(error).strip())]
+    except (KafkaException, TimeoutError) as error:
+        return [*findings, Finding(is_ok=False, text=explained(error, settings.kafka.bootstrap_servers))]
+
+
+def _check_access(settings: RelaySettings) -> Iterator[Finding]:
+    """Nothing of a relay that listens on this machine alone, as it comes."""
+    try:
+        if settings.tls:
+            ServerCertificates(settings.tls)
+        Gate(settings)
+    except (TlsError, PolicyError, KeysError) as error:
+        yield Finding(is_ok=False, text=f"who may call it: {error}")
+        return
+    if settings.rules_location:
+        yield Finding(is_ok=True, text="who may call it: certificates, keys of tokens and rules can be used")
 
 
 def _check_topics(settings: RelaySettings, admin: KafkaAdmin, topics: Topics) -> Iterator[Finding]:

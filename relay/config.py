@@ -13,7 +13,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, FilePath, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from oncebox.settings import KafkaSection, PostgresSection, Section, ServerTlsSection, ServiceSettings, is_loopback
+from oncebox.settings import (
+    KafkaSection,
+    PostgresSection,
+    Section,
+    ServerTlsSection,
+    ServiceSettings,
+    TokensSection,
+    check_listening,
+)
 from relay.types import Format, InsertMode, TableName, TimeUnit
 
 IDENTIFIER_BYTES = 63
@@ -127,13 +135,6 @@ class Limits(Section):
     dead_letters: Count = 10_000
 
 
-class TlsSection(ServerTlsSection):
-    """Certificates in PEM files, read anew when they change. Callers must show one, too."""
-
-    # Whoever has a certificate of one of these authorities may ask for the status, pause and resume.
-    client_ca_location: FilePath
-
-
 class RelaySettings(ServiceSettings):
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix="ONCEBOX_RELAY_")
 
@@ -163,8 +164,12 @@ class RelaySettings(ServiceSettings):
     listen_port: Port = 7181
     http_port: Port = 7182
     # Absent: calls are not encrypted and nobody is asked who it is, on this machine alone.
-    tls: TlsSection | None = None
-    # Without tls, listen to other machines all the same: the network is trusted.
+    tls: ServerTlsSection | None = None
+    tokens: TokensSection | None = None
+    # Who may ask for the status, and who may pause and resume: a YAML file, read anew on SIGHUP. Without it everybody
+    # who is let in may do both.
+    rules_location: FilePath | None = None
+    # Without TLS and an identity of callers, listening beyond this machine must be meant.
     insecure_listen: bool = False
     # Read anew on SIGHUP.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -173,11 +178,7 @@ class RelaySettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not is_loopback(self.listen_host) and not self.tls and not self.insecure_listen:
-            raise ValueError(
-                f"listen_host {self.listen_host} is reachable from other machines and nothing is encrypted: "
-                "set tls, listen on 127.0.0.1, or set insecure_listen if the network is trusted"
-            )
+        check_listening(self)
         if isinstance(self.start, dict) and (unknown := self.start.keys() - set(self.topics)):
             raise ValueError(f"start names {min(unknown)}, which no table takes")
         seen: dict[tuple[str, TableName], int] = {}

@@ -31,7 +31,8 @@ class KafkaAdmin:
         from confluent_kafka.admin import AdminClient
 
         config: dict[str, Any] = dict(librdkafka_config(settings))
-        self._admin = AdminClient(config)
+        # Below errors: what fails is raised, and a line of the library's own for each attempt would tell no more.
+        self._admin = AdminClient(config | {"log_level": 2})
 
     def topics(self, names: Sequence[str]) -> Topics:
         from confluent_kafka import KafkaException, TopicCollection
@@ -69,3 +70,9 @@ class KafkaAdmin:
         found = {(where.topic, where.partition): each.result(TIMEOUT_S).offset for where, each in answers.items()}
         none = [place for place, offset in found.items() if offset < 0]
         return found | (self.offsets(none, LATEST) if none else {})
+
+
+def explained(error: Exception, bootstrap_servers: str) -> str:
+    """In one sentence: of a KafkaException or TimeoutError that was raised here."""
+    why = f"not within {TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error.args[0].str()
+    return f"Kafka does not answer at {bootstrap_servers}: {why}"

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from oncebox.certificates import ServerCertificates
 from oncebox.v1 import relay_pb2, relay_pb2_grpc
+from relay.access import Gate
 from relay.control import Control
 from relay.types import RelayError
 
@@ -35,9 +36,10 @@ class RelayServer(relay_pb2_grpc.RelayServicer):
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._settings = relay.settings
+        self.gate = Gate(relay.settings)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="relay-control")
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(relay, self._look))
+        self._registry.register(_Collector(relay, self.gate, self._look))
         self._server: grpc.aio.Server | None = None
         self._http: ThreadingHTTPServer | None = None
         self.address = ""
@@ -45,7 +47,7 @@ class RelayServer(relay_pb2_grpc.RelayServicer):
 
     async def start(self) -> None:
         host = self._settings.listen_host
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(interceptors=[self.gate])
         relay_pb2_grpc.add_RelayServicer_to_server(self, self._server)
         try:
             port = self._bind(self._server, f"{host}:{self._settings.listen_port}")
@@ -146,8 +148,9 @@ class RelayServer(relay_pb2_grpc.RelayServicer):
 
 
 class _Collector:
-    def __init__(self, relay: Relay, look: Callable[[], RelayStatus | None]) -> None:
+    def __init__(self, relay: Relay, gate: Gate, look: Callable[[], RelayStatus | None]) -> None:
         self._relay = relay
+        self._gate = gate
         self._look = look
 
     def collect(self) -> Iterator[Metric]:
@@ -161,6 +164,7 @@ class _Collector:
             ("oncebox_relay_rows", "Changes of rows applied by this process.", status.rows),
             ("oncebox_relay_batches", "Database transactions committed by this process.", status.batches),
             ("oncebox_relay_retries", "Times this process began anew.", status.retries),
+            ("oncebox_relay_refused_calls", "Calls of people and programs that it refused.", self._gate.refused),
         ):
             counter = CounterMetricFamily(name, told, labels=["relay"])
             counter.add_metric(labels, value)

@@ -12,12 +12,12 @@ from coordinator.api.convert import check_number
 from coordinator.api.errors import GOING_DOWN, abort
 from coordinator.api.front import Front, address_of, asked_ms, named_by
 from coordinator.api.guard import Streams
-from coordinator.api.permissions import ANONYMOUS
 from coordinator.api.replies import fill_get_outcome
 from coordinator.api.rules import RequestRefusedError, check_name, check_topic, refuse, shown
 from coordinator.calls import WatchOverrunError
 from coordinator.core.commands import Abort, Command, ErrorCode, ForceFence, Refused
 from coordinator.hanging import Hanging, Open
+from oncebox.access.permissions import ANONYMOUS
 from oncebox.v1 import admin_pb2 as pb
 from oncebox.v1.admin_pb2_grpc import AdminServicer
 

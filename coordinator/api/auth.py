@@ -13,21 +13,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from coordinator.api.identity import Identity, Tokens, UnidentifiedError, anonymous, certificate_identity
 from coordinator.api.needs import GATEWAY, METHODS, SESSION, Needs
-from coordinator.api.permissions import ANONYMOUS, Need, Permission, Policy, read_policy
 from coordinator.api.rules import shown
 from coordinator.config import CoordinatorSettings
 from coordinator.core.commands import ErrorCode, Refused
+from oncebox.access.callers import Bucket, Callers, TooManyFailuresError, host_of
+from oncebox.access.identity import UnidentifiedError
+from oncebox.access.permissions import ANONYMOUS, Need, Permission, Policy, read_policy
 
 __all__ = ["GATEWAY", "METHODS", "SESSION", "Access", "Gate", "Pass", "current", "set_current"]
 
 logger = logging.getLogger(__name__)
 
 DECISIONS_KEPT_MAX = 10_000
-BURST_S = 2.0
-# Tokens that are not good, from one host.
-FAILURES_PER_S = 20
 
 _CODES = {
     Permission.USE_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -35,31 +33,6 @@ _CODES = {
     Permission.WRITE_TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     Permission.READ_GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
 }
-
-
-class _Bucket:
-    """Fills with time: short bursts pass, a steady excess does not."""
-
-    __slots__ = ("_filled_at_s", "_left", "_rate_per_s")
-
-    def __init__(self, rate_per_s: int, now_s: float) -> None:
-        self._rate_per_s = rate_per_s
-        self._left = rate_per_s * BURST_S
-        self._filled_at_s = now_s
-
-    def take(self, now_s: float) -> bool:
-        self.fill(now_s)
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-    def fill(self, now_s: float) -> bool:
-        """Whether there is something in it."""
-        most = self._rate_per_s * BURST_S
-        self._left = min(self._left + (now_s - self._filled_at_s) * self._rate_per_s, most)
-        self._filled_at_s = now_s
-        return self._left >= 1
 
 
 class Access:
@@ -71,7 +44,7 @@ class Access:
         self._policy = gate.policy
         self._decided: dict[Need, bool] = {}
         self._under_way = 0
-        self._bucket = _Bucket(gate.rate_per_s, gate.now_s())
+        self._bucket = Bucket(gate.rate_per_s, gate.now_s())
 
     def refusal(self, needs: Mapping[str, Needs], name: str, request: Any) -> Refused | None:
         """Why this call or message is refused; None: it may go on."""
@@ -157,10 +130,6 @@ class Pass:
         return self._expires_at_s is not None and self._expires_at_s <= time.time()
 
 
-class _TooManyError(Exception):
-    """Of tokens that are not good."""
-
-
 class Gate:
     """Admits calls. Built once from the settings; `reload` takes changed rules and keys."""
 
@@ -170,10 +139,8 @@ class Gate:
         self.rate_per_s = settings.limits.calls_per_second_per_principal
         self.calls_max = settings.limits.calls_per_principal
         self.policy: Policy | None = read_policy(settings.rules_location) if settings.rules_location else None
-        self._tokens = Tokens(settings.tokens) if settings.tokens else None
-        self._needs_identity = settings.has_identity
+        self._callers = Callers(settings.tls, settings.tokens, now_s)
         self._accesses: dict[str, Access] = {}
-        self._failures: dict[str, _Bucket] = {}
         # For the metrics.
         self.unidentified = 0
         self.throttled = 0
@@ -183,29 +150,20 @@ class Gate:
         """PolicyError or KeysError: what cannot be read leaves the former in place."""
         if self._settings.rules_location:
             self.policy = read_policy(self._settings.rules_location)
-        if self._tokens is not None:
-            self._tokens.reload()
+        self._callers.reload()
 
     def admit(self, context: Any) -> Pass | Refused:
-        host = context.peer().rpartition(":")[0]
         try:
-            identity = self._identify(context, host)
+            identity = self._callers.identify(context)
         except UnidentifiedError as error:
             self.unidentified += 1
-            if len(self._failures) >= DECISIONS_KEPT_MAX:
-                self._failures.clear()
-            self._failures.setdefault(host, _Bucket(FAILURES_PER_S, self.now_s())).take(self.now_s())
             return Refused(code=ErrorCode.SASL_AUTHENTICATION_FAILED, message=str(error))
-        except _TooManyError:
+        except TooManyFailuresError as error:
             self.throttled += 1
-            return Refused(
-                code=ErrorCode.THROTTLING_QUOTA_EXCEEDED,
-                message="too many tokens that are not good came from where you are; send the call again later",
-                retriable=True,
-            )
+            return Refused(code=ErrorCode.THROTTLING_QUOTA_EXCEEDED, message=str(error), retriable=True)
         # Strangers share a name, but not the limits: those go by where they call from.
         is_known = identity.principal != ANONYMOUS
-        key = identity.principal if is_known else f"{ANONYMOUS} {host}"
+        key = identity.principal if is_known else f"{ANONYMOUS} {host_of(context)}"
         access = self._accesses.get(key)
         if access is None:
             if len(self._accesses) >= DECISIONS_KEPT_MAX:
@@ -213,27 +171,6 @@ class Gate:
                 self._accesses = {name: each for name, each in self._accesses.items() if each.is_busy}
             access = self._accesses[key] = Access(identity.principal, self)
         return Pass(access, identity.expires_at_s)
-
-    def _identify(self, context: Any, host: str) -> Identity:
-        if self._tokens is not None:
-            headers = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
-            if len(headers) > 1:
-                raise UnidentifiedError("there is more than one authorization header")
-            if headers:
-                header = str(headers[0])
-                # A signature takes long to look at: who sends many bad ones waits, who is known does not.
-                failures = self._failures.get(host)
-                if failures is not None and not failures.fill(self.now_s()) and not self._tokens.knows(header):
-                    raise _TooManyError
-                return self._tokens.identify(header)
-        tls = self._settings.tls
-        if tls is not None and tls.client_ca_location is not None:
-            identity = certificate_identity(context.auth_context(), tls.principal_from)
-            if identity is not None:
-                return identity
-        if self._needs_identity:
-            raise UnidentifiedError("a bearer token is needed: send it as `authorization: Bearer …`")
-        return anonymous()
 
 
 _current: ContextVar[Pass] = ContextVar("oncebox-pass")

@@ -6,7 +6,7 @@ A test compares them with the .proto files, so that no method can be added witho
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from coordinator.api.permissions import Need, Permission
+from oncebox.access.permissions import Need, Permission
 
 Needs = Callable[[Any], Iterable[Need]]
 
@@ -114,6 +114,8 @@ METHODS: Mapping[str, Needs] = {
     f"{_GATEWAY}Transact": _identity_alone,
     f"{_GATEWAY}CommitBatch": _commit_batch,
 }
+# What may be asked of a coordinator: a relay's rights are asked for by the relay.
+PERMISSIONS = tuple(each for each in Permission if each not in {Permission.READ_RELAY, Permission.CONTROL_RELAY})
 # The messages of a session, by their name in SessionRequest.
 SESSION: Mapping[str, Needs] = {
     "init_producer": _use_id,

@@ -23,7 +23,7 @@ def run(
     bootstrap_servers: str | None = SERVERS,
     listen_host: str | None = typer.Option(None, help="127.0.0.1 unless told otherwise."),
     listen_port: int | None = typer.Option(None, help="For gRPC; 0: any free one."),
-    http_port: int | None = typer.Option(None, help="For /live and /ready; 0: any free one."),
+    http_port: int | None = typer.Option(None, help="For /live, /ready and /metrics; 0: any free one."),
     advertised_address: str | None = typer.Option(None, help="Where clients reach this instance, host:port."),
     strict: bool | None = STRICT,
     accept_lost_log: bool | None = typer.Option(

@@ -90,8 +90,8 @@ def _kafka(config: Path | None, bootstrap_servers: str | None, *, strict: bool) 
 
 def _security(settings: Any) -> Iterator[Any]:
     from coordinator.api.auth import Gate
-    from coordinator.api.identity import KeysError
-    from coordinator.api.permissions import PolicyError
+    from oncebox.access.identity import KeysError
+    from oncebox.access.permissions import PolicyError
     from oncebox.certificates import ServerCertificates, TlsError
 
     try:

@@ -5,6 +5,7 @@ An answer that cannot be had is one sentence that says what to try next.
 
 import functools
 import inspect
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from oncebox.v1 import admin_pb2
 from oncebox.v1.admin_pb2_grpc import AdminStub
 
 CALL_TIMEOUT_S = 30.0
+# A command calls once: what producers bring about by trying anew, it must get at the first attempt, also from afar.
+CONNECT_TIMEOUT_MS = 10_000
 HOPS_MAX = 5
 # Exit codes beyond the usual 0 (fine), 1 (failed) and 2 (wrong usage).
 FOUND = 3
@@ -47,15 +50,19 @@ class Line:
 
     @asynccontextmanager
     async def channel(self, address: str) -> AsyncIterator[Any]:
+        if self.token_file and not os.access(self.token_file, os.R_OK):
+            # gRPC reads it with the call, and would tell of a missing answer instead.
+            raise LineError(f"--token-file {self.token_file} is not there, or not yours to read")
         if self.ca or self.cert or self.token_file:
             opener: Callable[[str], Any] = SecureChannel(
                 ca_location=self.ca,
                 certificate_location=self.cert,
                 key_location=self.key,
                 token_location=self.token_file,
+                connect_timeout_ms=CONNECT_TIMEOUT_MS,
             )
         else:
-            opener = open_plain_channel
+            opener = functools.partial(open_plain_channel, connect_timeout_ms=CONNECT_TIMEOUT_MS)
         async with opener(address) as channel:
             yield channel
 
@@ -119,7 +126,7 @@ def _explained(address: str, error: grpc.aio.AioRpcError) -> str:
         return f"the coordinator at {address} has a certificate that --ca does not cover ({details[:200]})"
     return (
         f"no coordinator answers at {address}: name one with --coordinators, and --ca (with --cert and --key, or "
-        f"--token-file) if it speaks TLS ({error.code().name})"
+        f"--token-file) if it speaks TLS ({error.code().name}: {details[:200]})"
     )
 
 
@@ -152,6 +159,8 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
         line = Line(**{name: arguments.pop(name) for name in _OPTIONS})
+        if bool(line.cert) != bool(line.key):
+            raise typer.BadParameter("--cert and --key need each other")
         function(line=line, **arguments)
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]

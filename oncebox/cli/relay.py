@@ -1,5 +1,7 @@
 """`oncebox relay`: runs a relay from Kafka to PostgreSQL, checks its configuration, and tells it what to do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from oncebox.cli import new_app
-from oncebox.cli.show import JSON, print_json
+from oncebox.cli.show import JSON, confirm, print_json
 
 if TYPE_CHECKING:
     from relay.config import RelaySettings
+    from relay.control import Control
 
 app = new_app("The relay from Kafka to PostgreSQL.")
 letters_app = new_app("Records that could not be applied.")
@@ -27,6 +30,28 @@ def _load(config: Path, **flags: object) -> "RelaySettings":
     return load(RelaySettings, file=config, flags=flags)
 
 
+class RelayCommandError(Exception):
+    """The database or Kafka could not be asked."""
+
+
+@contextmanager
+def _control(settings: "RelaySettings") -> "Iterator[Control]":
+    """What the database or Kafka says is told in one line, without a password."""
+    import psycopg
+    from confluent_kafka import KafkaException
+
+    from relay.control import Control
+    from relay.kafka import explained
+
+    try:
+        with Control(settings) as control:
+            yield control
+    except psycopg.Error as error:
+        raise RelayCommandError(f"the database: {str(error).partition(chr(10))[0]}") from error
+    except (KafkaException, TimeoutError) as error:
+        raise RelayCommandError(explained(error, settings.kafka.bootstrap_servers)) from error
+
+
 @app.command(epilog="Example: oncebox relay run --config orders.yaml")
 def run(
     config: Path = CONFIG,
@@ -36,7 +61,7 @@ def run(
 ) -> None:
     """Run one process until Ctrl-C or SIGTERM. Several of them share the work, or stand by for each other.
 
-    SIGHUP reads the log level anew.
+    SIGHUP reads the log level, the rules and the keys of tokens anew.
     """
     from relay.__main__ import serve
 
@@ -67,9 +92,7 @@ def check(
 )
 def status(config: Path = CONFIG, json: bool = JSON) -> None:
     """Where it stands, from its tables and the topics; the relay need not run."""
-    from relay.control import Control
-
-    with Control(_load(config)) as control:
+    with _control(_load(config)) as control:
         found = control.status()
     if json:
         print_json(found)
@@ -97,9 +120,7 @@ def resume(config: Path = CONFIG) -> None:
 
 
 def _set_paused(config: Path, *, paused: bool) -> None:
-    from relay.control import Control
-
-    with Control(_load(config)) as control:
+    with _control(_load(config)) as control:
         control.set_paused(paused=paused)
 
 
@@ -114,10 +135,9 @@ def rewind(
     partition: int | None = typer.Option(None, help="Only this one."),
 ) -> None:
     """Apply records again from there. Rows that are newer stay as they are."""
-    from relay.control import Control
-
-    with Control(_load(config)) as control:
-        _tell(control.rewind(topic, _place(to), partition=partition))
+    place = _place(to)
+    with _control(_load(config)) as control:
+        _tell(control.rewind(topic, place, partition=partition))
 
 
 def _place(to: str) -> "int | datetime":
@@ -136,13 +156,11 @@ def rebuild(
     yes: bool = typer.Option(False, "--yes", help="Do not ask: the tables of the topic are emptied."),
 ) -> None:
     """Empty the topic's tables and fill them anew from what the topic has."""
-    from relay.control import Control
-
     settings = _load(config)
     tables = ", ".join(str(each.target()) for each in settings.tables if each.topic == topic)
-    if not yes and tables:
-        typer.confirm(f"Empty {tables} and fill it from {topic} again?", abort=True)
-    with Control(settings) as control:
+    if tables:
+        confirm(f"Empty {tables} and fill it from {topic} again?", yes=yes)
+    with _control(settings) as control:
         _tell(control.rebuild(topic))
 
 
@@ -159,9 +177,9 @@ def list_letters(
     json: bool = JSON,
 ) -> None:
     """What is parked, and what is held behind it."""
-    from relay.control import STATES, Control
+    from relay.control import STATES
 
-    with Control(_load(config)) as control:
+    with _control(_load(config)) as control:
         found = control.letters(states=STATES if everything else STATES[:3], limit=limit)
     if json:
         print_json(found)
@@ -183,9 +201,7 @@ def fix(
     config: Path = CONFIG,
 ) -> None:
     """Give a parked record another value; then `replay` it."""
-    from relay.control import Control
-
-    with Control(_load(config)) as control:
+    with _control(_load(config)) as control:
         control.fix(letter, value.read_bytes())
 
 
@@ -196,18 +212,14 @@ def replay(
     config: Path = CONFIG,
 ) -> None:
     """Have the running relay apply it again, and then what is held behind it."""
-    from relay.control import Control
-
     if (letter is None) != everything:
         raise typer.BadParameter("name one letter, or --all")
-    with Control(_load(config)) as control:
+    with _control(_load(config)) as control:
         print(f"{control.replay(letter)} queued")
 
 
 @letters_app.command(epilog="Example: oncebox relay dead-letters discard 7 --config orders.yaml")
 def discard(letter: int = typer.Argument(help="Its number in the list."), config: Path = CONFIG) -> None:
     """Give it up, with its whole transaction; what is held behind it is applied."""
-    from relay.control import Control
-
-    with Control(_load(config)) as control:
+    with _control(_load(config)) as control:
         print(f"{control.discard(letter)} discarded")

@@ -1,4 +1,4 @@
-"""How commands show what they found: tables for people, JSON for programs."""
+"""How commands talk: tables for people, JSON for programs, and the question before what cannot be taken back."""
 
 import json
 import sys
@@ -15,6 +15,15 @@ from oncebox.v1 import transaction_pb2
 
 # Of every command that shows something: what people read is not for programs.
 JSON = typer.Option(False, "--json", help="For programs.")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Before what cannot be taken back, unless it was said to be meant."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("nobody can be asked here: say --yes if it is meant")
+    typer.confirm(question, abort=True, err=True)
 
 
 def as_json(message: Any) -> dict[str, Any]:

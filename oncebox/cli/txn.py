@@ -10,7 +10,7 @@ import typer
 from oncebox.cli import new_app
 from oncebox.cli.line import CALL_TIMEOUT_S, FOUND, UNDECIDED, Line, LineError, connected
 from oncebox.cli.listing import listed
-from oncebox.cli.show import JSON, age, as_json, moment, partitions, print_json, print_table, state_name
+from oncebox.cli.show import JSON, age, as_json, confirm, moment, partitions, print_json, print_table, state_name
 from oncebox.v1 import admin_pb2, coordinator_pb2, transaction_pb2
 from oncebox.v1.admin_pb2_grpc import AdminStub
 from oncebox.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -22,6 +22,7 @@ ID = typer.Argument(help="A transactional id.")
 STATES = tuple(name for name in transaction_pb2.TransactionState.DESCRIPTOR.values_by_name if "UNSPECIFIED" not in name)
 RESULTS = {transaction_pb2.COMMITTED: 0, transaction_pb2.ABORTED: FOUND, transaction_pb2.UNDECIDED: UNDECIDED}
 RETRY_S = 1.0
+TABLE_ROWS_MAX = 1_000
 
 
 @app.command(
@@ -35,7 +36,7 @@ def list_(
     prefix: str = typer.Option("", help="Only ids that begin so."),
     state: list[str] = typer.Option([], help=f"Only these: {', '.join(STATES)}.", show_default=False),
     older_than: float = typer.Option(0.0, help="Only what is older, in seconds.", min=0.0),
-    limit: int = typer.Option(100, help="Rows at most.", min=1),
+    limit: int = typer.Option(100, help=f"Rows at most; with more than {TABLE_ROWS_MAX:,}, as plain lines.", min=1),
     after: str = typer.Option("", help="Go on after this id."),
     everything: bool = typer.Option(False, "--all", help="All rows, page by page, as plain lines."),
     json: bool = typer.Option(False, "--json", help="For programs: one object a line."),
@@ -51,7 +52,9 @@ def list_(
         page_size=1_000 if everything else min(limit, 1_000),
         page_token=after,
     )
-    asyncio.run(_list(line, request, None if everything else limit, json=json, plain=everything))
+    # A table is laid out when all its rows are known: many of them would fill the memory, and take minutes.
+    plain = everything or limit > TABLE_ROWS_MAX
+    asyncio.run(_list(line, request, None if everything else limit, json=json, plain=plain))
 
 
 async def _list(line: Line, request: Any, limit: int | None, *, json: bool, plain: bool) -> None:
@@ -74,6 +77,8 @@ async def _list(line: Line, request: Any, limit: int | None, *, json: bool, plai
     if not json and not plain:
         print_table(("id", "number", "state", "age", "producer id", "epoch", "partitions"), rows)
         print(f"{shown} shown" + (f"; more with --after '{last}'" if last else ""))
+    elif not json and last:
+        print(f"{shown} shown; more with --after '{last}'", file=sys.stderr)
 
 
 def _row(summary: Any) -> tuple[str, ...]:
@@ -192,7 +197,7 @@ def abort(
             raise LineError(f"{transactional_id} has no open transaction; it is {state_name(described.state)}")
         number = described.grant.number
     what = f"the claim of {described.owner.instance} at {described.owner.address}" if fence else f"transaction {number}"
-    _confirm(f"End {what} of {transactional_id} ({state_name(described.state)})?", yes=yes)
+    confirm(f"End {what} of {transactional_id} ({state_name(described.state)})?", yes=yes)
 
     async def end(channel: Any) -> Any:
         if fence:
@@ -205,14 +210,6 @@ def abort(
         return await line.leader(end)
 
     _show_outcome(asyncio.run(run()).outcome, json=json)
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here: say --yes if it is meant")
-    typer.confirm(question, abort=True, err=True)
 
 
 @app.command(
@@ -229,7 +226,7 @@ def hanging(
 ) -> None:
     """Find transactions that are open on a partition and known to no coordinator, Kafka's own included."""
     if end:
-        _confirm("End all hanging transactions that are found?", yes=yes)
+        confirm("End all hanging transactions that are found?", yes=yes)
     request = admin_pb2.FindHangingRequest(topics=topic, end=end)
 
     async def ask() -> Any:

@@ -35,6 +35,7 @@ class Coordinator:
             },
         )
         self.address = ""
+        self.pages = ""  # where /live, /ready and /metrics are
 
     def __enter__(self) -> Self:
         self.process.start()
@@ -43,7 +44,8 @@ class Coordinator:
         if told is None:
             raise RuntimeError(self.process.log_tail())
         self.address, port = told.groups()
-        self.process.wait_ready(lambda: http_ok(f"http://127.0.0.1:{port}/ready"), timeout_s=READY_S)
+        self.pages = f"http://127.0.0.1:{port}"
+        self.process.wait_ready(lambda: http_ok(f"{self.pages}/ready"), timeout_s=READY_S)
         return self
 
     def __exit__(self, *_: object) -> None:

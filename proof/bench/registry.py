@@ -19,6 +19,7 @@ BENCHES = {
     "ids": "proof.bench.ids:bench",
     "failover": "proof.bench.failover:bench",
     "idle": "proof.bench.idle:bench",
+    "operate": "proof.bench.operate:bench",
     "reverse": "proof.bench.reverse:bench",
     "atomic": "proof.bench.atomic:bench",
     "relay": "proof.bench.relay:bench",

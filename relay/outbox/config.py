@@ -1,7 +1,7 @@
 """The settings of an outbox relay: one typed model, read by oncebox.settings.load. Reads nothing by itself."""
 
 import re
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, FilePath, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -141,7 +141,8 @@ class OutboxSettings(ServiceSettings):
         if self.channel is None:
             return open_plain_channel
         given = self.channel.model_dump(exclude_none=True)
-        return SecureChannel(**{name: str(value) for name, value in given.items()})
+        files: dict[str, Any] = {name: str(value) for name, value in given.items()}
+        return SecureChannel(**files)
 
     @property
     def mapping(self) -> MappingSettings:

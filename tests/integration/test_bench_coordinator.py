@@ -1,8 +1,10 @@
-"""The benches of ids, fail-over and idleness on real parts, in small: that they measure, not what."""
+"""The benches of ids, fail-over, idleness and operating on real parts, in small: that they measure, not what."""
+
+import sys
 
 import pytest
 
-from proof.bench import coordinator, failover, idle, ids
+from proof.bench import coordinator, failover, idle, ids, operate, started
 from proof.bench.context import Context
 
 
@@ -44,3 +46,29 @@ def test_idle(small, monkeypatch):
     results = {result.name: result for result in idle.bench(small)}
     assert set(results) == {"idle/cpu", "idle/sessions-1000"}
     assert all(0 < result.ours[0] < 100 for result in results.values())
+
+
+def test_operate(small, monkeypatch):
+    monkeypatch.setattr(operate, "IDS", 1_500)
+    monkeypatch.setattr(operate, "HELP_STARTS", 1)
+    monkeypatch.setattr(operate, "ROUNDS_MORE", 1)
+    monkeypatch.setattr(operate, "WARM_UP_TURNS", 0)
+    results = {result.name: result for result in operate.bench(small)}
+    listing = {f"operate/list-100000{what}" for what in ("", "-all", "-memory")}
+    assert set(results) == {"operate/help", "operate/metrics-cost", *listing}
+    assert all(min(result.ours + result.peer) > 0 for result in results.values())
+
+
+def test_a_command_that_fails_is_no_figure(capfd):
+    with pytest.raises(RuntimeError, match="exit code 2"):
+        operate._run("txn", "list", "--limit", "0")
+    assert "limit" in capfd.readouterr().err
+
+
+def test_the_memory_of_a_command_is_its_own():
+    """And not that of who starts it, which Linux counts in."""
+    mine = bytearray(b"x") * (200 << 20)
+    little = started.run(sys.executable, "-c", "pass").memory_mb
+    more = started.run(sys.executable, "-c", "kept = bytearray(b'x') * (50 << 20)").memory_mb
+    assert little < 100 < len(mine) >> 20
+    assert 45 < more - little < 60

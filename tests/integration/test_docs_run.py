@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coordinator.api.permissions import read_policy
 from coordinator.config import CoordinatorSettings
+from oncebox.access.permissions import read_policy
 from oncebox.settings import load
 from relay.config import RelaySettings
 from tests.support.coordinator import values

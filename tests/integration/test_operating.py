@@ -302,10 +302,11 @@ async def test_every_metric_after_real_work(secured: Secured, new_topic: TopicFa
         await secured.producer("stranger", "orders-x").start()
     with pytest.raises(AuthenticationFailedError):
         await secured.producer("orders", "orders-x", token="bad.token.here").start()
-    async with asyncio.timeout(30):
-        while True:  # what is looked at is kept for some seconds
+    async with asyncio.timeout(60):
+        while True:  # what is looked at is kept for some seconds, and markers of what was ended may be under way
             after = await asyncio.to_thread(secured.metrics)
-            if after[PREFIX + "open_transactions"][(("state", "PREPARED"),)]:
+            is_waiting = after[PREFIX + "open_transactions"][(("state", "PREPARED"),)]
+            if is_waiting and not sum(after[PREFIX + "debts"].values()):
                 break
             await asyncio.sleep(0.5)
     await waiting.commit()

@@ -83,6 +83,12 @@ def shown(ca: Path, pair: Pair) -> SecureChannel:
     return SecureChannel(ca_location=str(ca), certificate_location=str(pair.certificate), key_location=str(pair.key))
 
 
+async def called(channel: Any, method: str) -> relay_pb2.GetStatusResponse:
+    request = getattr(relay_pb2, f"{method}Request")()
+    answer: relay_pb2.GetStatusResponse = await getattr(RelayStub(channel), method)(request, timeout=60)
+    return answer
+
+
 async def until_told(process: ChildProcess, text: str) -> None:
     await asyncio.to_thread(process.wait_ready, partial(process.log_contains, text))
 
@@ -144,7 +150,9 @@ async def test_a_relay_does_not_talk_to_a_database_that_it_cannot_trust(
 
 
 @pytest.mark.postgres
-async def test_a_relays_control_over_tls_wants_a_certificate(secure_kafka: LocalKafka, database: str, tmp_path: Path):
+async def test_a_relays_control_wants_a_certificate_and_a_right(
+    secure_kafka: LocalKafka, database: str, tmp_path: Path
+):
     topic = await asyncio.to_thread(create_topic, secure_kafka.bootstrap_servers)
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     server = authority.issue("relay")
@@ -152,7 +160,12 @@ async def test_a_relays_control_over_tls_wants_a_certificate(secure_kafka: Local
     with Relays(secure_kafka.bootstrap_servers, database, tmp_path) as relays:
         relays.run(f"CREATE TABLE paid (id bigint PRIMARY KEY, {GUARD})")
         tables = [{"topic": topic, "table": "paid", "key": "id"}]
-        relays.configure(tables, tls={name: str(file) for name, file in tls.items()})
+        rules = tmp_path / "rules.yaml"
+        operator = {"principals": ["cert:operator"], "relays": [relays.name]}
+        auditor = {"principals": ["cert:auditor"], "readable_relays": [{"prefix": "relay-"}]}
+        neighbour = {"principals": ["cert:neighbour"], "relays": [relays.name[:-1], f"{relays.name}b"]}
+        rules.write_text(yaml.safe_dump({"rules": [operator, auditor, neighbour]}))
+        relays.configure(tables, tls={name: str(file) for name, file in tls.items()}, rules_location=str(rules))
         relay = await asyncio.to_thread(relays.start)
         told = re.search(r"serves at (\S+),", relay.log.read_text())
         assert told
@@ -166,13 +179,29 @@ async def test_a_relays_control_over_tls_wants_a_certificate(secure_kafka: Local
         ):
             async with open_channel(told[1]) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await RelayStub(channel).Pause(relay_pb2.PauseRequest(), timeout=10)
+                    await called(channel, "Pause")
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert relays.rows("SELECT paused FROM oncebox.relay") == [(False,)]
 
+        for name, method in (("auditor", "Pause"), ("neighbour", "Pause"), ("neighbour", "GetStatus")):
+            async with shown(authority.ca, authority.issue(name))(told[1]) as channel:
+                with pytest.raises(grpc.aio.AioRpcError, match=f"no rule allows 'cert:{name}' this") as refused:
+                    await called(channel, method)
+            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert relays.rows("SELECT paused FROM oncebox.relay") == [(False,)]
+        async with shown(authority.ca, authority.issue("auditor"))(told[1]) as channel:
+            assert (await called(channel, "GetStatus")).name == relays.name
+
         async with shown(authority.ca, mine)(told[1]) as channel:
-            answer = await RelayStub(channel).Pause(relay_pb2.PauseRequest(), timeout=30)
-        assert answer.name == relays.name
+            assert (await called(channel, "Pause")).name == relays.name
+            assert relays.rows("SELECT paused FROM oncebox.relay") == [(True,)]
+            await until_told(relay, "'cert:operator' asks for Pause")
+            # Taken away while it runs, and while the operator is connected.
+            rules.write_text(yaml.safe_dump({"rules": [auditor]}))
+            os.kill(relay.pid, signal.SIGHUP)
+            await until_told(relay, "settings read anew")
+            with pytest.raises(grpc.aio.AioRpcError, match="no rule allows 'cert:operator' this"):
+                await called(channel, "Resume")
         assert relays.rows("SELECT paused FROM oncebox.relay") == [(True,)]
 
 

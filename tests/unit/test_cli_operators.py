@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from coordinator.core.commands import ErrorCode, Refused
 from coordinator.core.records import Result
 from coordinator.hanging import Kind, Open, PartitionDescription
+from oncebox.session import CONNECT_TIMEOUT_MS
 from tests.unit.api.bench import Bench, commit, eventually, settings_for_tests, written
 from tests.unit.api.secure import Ground
 from tests.unit.core.states import id_state
@@ -264,3 +265,55 @@ async def test_nobody_there():
 async def test_completion_knows_sub_commands():
     ran = await run(None, COMP_WORDS="oncebox txn ", COMP_CWORD="2", _ONCEBOX_COMPLETE="complete_bash")
     assert {"list", "describe", "abort", "outcome", "hanging", "watch"} <= set(ran.out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (["--ca", "absent.pem"], 1, "absent.pem: No such file"),
+        (["--ca", __file__], 1, f"{__file__}: no certificate in PEM"),
+        (["--cert", "mine.pem"], 2, "--cert and --key need each other"),
+        (["--token-file", "absent"], 1, "--token-file absent is not there"),
+    ],
+)
+async def test_credentials_that_cannot_be_used(bench: Bench, options: list[str], code: int, told: str):
+    """Told by themselves, and not as a coordinator that does not answer."""
+    ran = await run(bench, "leaders", *options)
+    assert ran.code == code
+    assert told in ran.err
+    assert "Traceback" not in ran.err
+    assert "ssl_transport" not in ran.err, "gRPC has a log of its own"
+
+
+async def test_from_afar(bench: Bench):
+    """Each way takes longer than a producer's first attempt to connect may."""
+    host, port = bench.api.address.rsplit(":", 1)
+    relayed = set()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            await asyncio.sleep(2 * CONNECT_TIMEOUT_MS / 1_000)
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        for way in (pass_on(reader, there_writer), pass_on(there_reader, writer)):
+            relayed.add(asyncio.create_task(way))
+
+    async with await asyncio.start_server(relay, "127.0.0.1") as server:
+        far = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+        found = await run(None, "txn", "describe", "nobody", "--coordinators", far)
+        assert "of 'nobody'" in found.err, found.err
+        await asyncio.gather(*relayed, return_exceptions=True)
+
+
+async def test_many_rows_are_no_table(bench: Bench):
+    for number in range(1_500):
+        name = f"id-{number:06d}"
+        bench.calls.state.active[name] = replace(id_state(), transactional_id=name)
+    listed = await run(bench, "txn", "list", "--limit", "1200")
+    assert listed.out.count("\n") == 1_200
+    assert listed.out.startswith("id-000000\t")
+    assert listed.err == "1200 shown; more with --after 'id-001199'\n"

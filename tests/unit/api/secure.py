@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from coordinator.config import TlsSection, TokensSection
+from coordinator.config import TlsSection
 from oncebox.channels import SecureChannel
+from oncebox.settings import TokensSection
 from tests.support.certificates import AUDIENCE, ISSUER, Authority, Pair
 from tests.unit.api.bench import Bench, settings_for_tests
 

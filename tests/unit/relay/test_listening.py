@@ -32,7 +32,7 @@ def test_this_machine(host: str):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.6", "relay.example"])
 def test_other_machines_only_with_certificates_or_if_it_is_meant(host: str, tmp_path: Path):
-    with pytest.raises(ValidationError, match="reachable from other machines and nothing is encrypted"):
+    with pytest.raises(ValidationError, match="reachable from other machines, without TLS"):
         settings(listen_host=host)
     assert settings(listen_host=host, insecure_listen=True).insecure_listen
     file = tmp_path / "any.pem"

@@ -10,7 +10,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from coordinator.api.identity import (
+from oncebox.access.identity import (
     TOKEN_MAX_BYTES,
     Identity,
     KeysError,
@@ -18,7 +18,7 @@ from coordinator.api.identity import (
     UnidentifiedError,
     certificate_identity,
 )
-from coordinator.config import TokensSection
+from oncebox.settings import TokensSection
 from tests.support.certificates import AUDIENCE, ISSUER, claims, forged, public_pem, token
 
 KEY = ec.generate_private_key(ec.SECP256R1())

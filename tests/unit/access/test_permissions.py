@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api.permissions import Need, Permission, Policy, PolicyError, read_policy
+from oncebox.access.permissions import Need, Permission, Policy, PolicyError, read_policy
 
 USE, READ, TOPIC = Permission.USE_ID, Permission.READ_ID, Permission.WRITE_TOPIC
 GROUP, ADMIN_READ, ADMIN_WRITE, PEER = (

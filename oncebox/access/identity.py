@@ -15,8 +15,8 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from coordinator.api.permissions import ANONYMOUS
-from coordinator.config import TokensSection
+from oncebox.access.permissions import ANONYMOUS
+from oncebox.settings import TokensSection
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 CURVES = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
@@ -112,7 +112,7 @@ class Tokens:
         except jwt.ExpiredSignatureError:
             raise UnidentifiedError("the bearer token has expired") from None
         except (jwt.InvalidAudienceError, jwt.InvalidIssuerError, jwt.MissingRequiredClaimError):
-            raise UnidentifiedError("the bearer token was not issued for this coordinator") from None
+            raise UnidentifiedError("the bearer token was not issued for this service") from None
         except (jwt.PyJWTError, ValueError, TypeError, KeyError):
             raise UnidentifiedError("the bearer token is not valid") from None
         principal = claims[self._settings.principal_claim]

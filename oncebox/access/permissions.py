@@ -1,7 +1,7 @@
 """Who may do what, as the rules file says it: like Kafka's ACLs, by literal name or prefix, default deny. Pure.
 
 A denial wins over whatever allows the same. Reads the file only in `read_policy`; a file with a mistake is refused
-whole, and never half understood.
+whole, and never half understood. One vocabulary for all services, so that they can share a file.
 """
 
 from collections.abc import Iterable
@@ -28,6 +28,8 @@ class Permission(StrEnum):
     ADMIN_READ = "admin: read"
     ADMIN_WRITE = "admin: write"
     PEER = "peer"
+    READ_RELAY = "relay, for reading"
+    CONTROL_RELAY = "relay"
 
 
 class Need(NamedTuple):
@@ -66,6 +68,8 @@ class Rule(_Part):
     groups: Names = ()
     admin: Literal["none", "read", "write"] = "none"
     peer: bool = False
+    relays: Names = ()
+    readable_relays: Names = ()
 
     @model_validator(mode="after")
     def _kinds(self) -> "Rule":
@@ -104,6 +108,8 @@ def _granted(rule: Rule) -> dict[Permission, tuple[str | Prefix, ...]]:
         Permission.WRITE_TOPIC: (*rule.topics, *handed_on),
         Permission.READ_GROUP: (*rule.groups, *handed_on),
         Permission.PEER: handed_on,
+        Permission.READ_RELAY: (*rule.relays, *rule.readable_relays),
+        Permission.CONTROL_RELAY: rule.relays,
     }
     reads = rule.admin in ({"read", "write"} if rule.effect == "allow" else {"read"})
     writes = rule.admin == "write" or (rule.effect == "deny" and rule.admin == "read")
