@@ -16,7 +16,7 @@ from oncebox.errors import FatalError, OnceboxError, OutcomeExpiredError, Produc
 from oncebox.producer import Producer, ProducerSettings, Transaction
 from oncebox.v1 import transaction_pb2
 from proof.chaos.history import ABORTED, COMMITTED, UNKNOWN, Commit, Invoke, Placed, Recorder, Told, now_ns, read
-from proof.chaos.workload import LEAVES_EVERY, records, write_of
+from proof.chaos.workload import LEAVES_EVERY, PASSER_BY, records, write_of
 
 FENCED = 3
 TRANSACTION_TIMEOUT_MS = 6_000
@@ -101,7 +101,10 @@ class Client:
         transaction = await producer.begin()
         self._count += 1
         op = f"{self._name}/{self._count}"
-        outgoing = records(self._workload, op, self._random)
+        # By its own clock, as other clients do it: a broker may refuse what comes from far ahead.
+        timestamp_ms = int(time.time() * 1000)
+        found = records(self._workload, op, self._random)
+        outgoing = [record._replace(timestamp_ms=timestamp_ms) for record in found]
         self._recorder.add(
             Invoke(
                 at_ns=now_ns(),
@@ -124,6 +127,9 @@ class Client:
         receipt = await transaction.send_many(outgoing)
         # All is written before it is decided how this ends: what is aborted stands in the topics, too.
         await transaction.flush()
+        if self._workload == PASSER_BY:
+            print("leaves it open", flush=True)
+            await asyncio.Event().wait()
         if self._random.randrange(LEAVES_EVERY) == 0:
             raise ChangedItsMindError
         self._recorder.add(Commit(at_ns=now_ns(), op=op, number=transaction.number))
