@@ -19,7 +19,7 @@ def _elapsed_ns() -> int:
 class SteadyClock:
     def __init__(
         self,
-        wall_ns: Callable[[], int] = lambda: time.time_ns(),  # noqa: PLW0108 - whatever it is when it is called
+        wall_ns: Callable[[], int] = time.time_ns,
         elapsed_ns: Callable[[], int] = _elapsed_ns,
     ) -> None:
         self._wall_ns = wall_ns

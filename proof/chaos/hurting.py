@@ -77,19 +77,24 @@ class Hurting:
         if verb == "kill":
             return self._kill([process], down_s)
         if verb == "jump":
-            return self._jump(process, JUMPS_S[pick // 10 % len(JUMPS_S)], down_s)
+            return self._jump(process, pick, down_s)
         process.pause()
         self._over.wait(down_s)
         process.resume()
         return process.log.stem
 
-    def _jump(self, process: ChildProcess, offset_s: int, down_s: float) -> str:
+    def _jump(self, process: ChildProcess, pick: int, down_s: float) -> str:
         """There and back: whichever way it goes first, its clock jumps forwards once and backwards once."""
         clock = self._parts.clock_of(process)
+        offset_s = JUMPS_S[pick // 10 % len(JUMPS_S)]
         clock.jump(offset_s)
-        self._over.wait(down_s)
         if process in self._parts.coordinators:
+            # One that starts at the wrong time goes on with it: from then on the two of them disagree.
+            starts_anew = pick // 100 % 2 == 1
+            self._kill([process] if starts_anew else [], down_s)
             self._pass_by()
+        else:
+            self._over.wait(down_s)
         clock.jump(0)
         return f"{process.log.stem} by {offset_s} s"
 
