@@ -21,6 +21,9 @@ from proof.chaos.workload import LEAVES_EVERY, PASSER_BY, records, write_of
 FENCED = 3
 TRANSACTION_TIMEOUT_MS = 6_000
 SETTINGS = ProducerSettings(transaction_timeout_ms=TRANSACTION_TIMEOUT_MS, call_timeout_ms=10_000)
+LEAVES = "leaves it open"
+# More than one: they have different coordinators.
+PASSER_BY_IDS = 4
 THINK_S = 0.02
 RETRY_S = 0.1
 # Longer than any transaction may live: then the next one is begun, and it is asked for behind that.
@@ -128,7 +131,7 @@ class Client:
         # All is written before it is decided how this ends: what is aborted stands in the topics, too.
         await transaction.flush()
         if self._workload == PASSER_BY:
-            print("leaves it open", flush=True)
+            print(LEAVES, flush=True)
             await asyncio.Event().wait()
         if self._random.randrange(LEAVES_EVERY) == 0:
             raise ChangedItsMindError
@@ -209,11 +212,21 @@ def unsettled_of(histories: list[Path]) -> list[tuple[str, int]]:
     return [(op, number) for op, number in numbers.items() if op not in settled]
 
 
+async def _pass_by(name: str, seed: str, recorder: Recorder, servers: str, coordinators: str) -> None:
+    """Until it is killed: each of its ids leaves a transaction open."""
+    names = [f"{name}-{number}" for number in range(1, PASSER_BY_IDS + 1)]
+    clients = [Client(PASSER_BY, each, each, Random(f"{seed} {each}"), recorder, []) for each in names]
+    await asyncio.gather(*(client.work(servers, coordinators) for client in clients))
+
+
 async def main(
     servers: str, coordinators: str, workload: str, name: str, incarnation: str, seed: str, path: str
 ) -> None:
     former = [each for each in Path(path).parent.glob(f"{name}.*.jsonl") if each != Path(path)]
     with Recorder(Path(path)) as recorder:
+        if workload == PASSER_BY:
+            await _pass_by(name, seed, recorder, servers, coordinators)
+            return
         random = Random(f"{seed} {name} {incarnation}")
         client = Client(workload, f"{name}.{incarnation}", name, random, recorder, unsettled_of(former))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, client.is_over.set)

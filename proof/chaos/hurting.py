@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from oncebox.local.kafka import Broker
-from proof.chaos.client import FENCED
+from proof.chaos.client import FENCED, LEAVES, PASSER_BY_IDS
 from proof.chaos.parts import ChaosError, ClientSeat, Parts, await_serving
 from proof.faults.process import ChildProcess, ProcessError
 from proof.faults.proxy import Proxy
@@ -23,6 +23,7 @@ STANDBY_EVERY = 4
 # How far a clock is off, and long enough for a passer-by to come in between.
 JUMPS_S = (-6 * 3600, -300, 300, 6 * 3600)
 PASSES_BY_S = 30.0
+LEFT_OPEN = f"(?s)({LEAVES}.*){{{PASSER_BY_IDS}}}"
 # What a relay says when it begins to work: with a fence, or at a time; the higher, the later.
 WORKS = {
     "relay": re.compile(r"active with fence (\d+)"),
@@ -84,7 +85,7 @@ class Hurting:
         return process.log.stem
 
     def _jump(self, process: ChildProcess, pick: int, down_s: float) -> str:
-        """There and back: whichever way it goes first, its clock jumps forwards once and backwards once."""
+        """There and back: its clock jumps forwards as well as backwards."""
         clock = self._parts.clock_of(process)
         offset_s = JUMPS_S[pick // 10 % len(JUMPS_S)]
         clock.jump(offset_s)
@@ -93,19 +94,21 @@ class Hurting:
             starts_anew = pick // 100 % 2 == 1
             self._kill([process] if starts_anew else [], down_s)
             self._pass_by()
+            clock.jump(-offset_s)
+            self._pass_by()
         else:
             self._over.wait(down_s)
         clock.jump(0)
         return f"{process.log.stem} by {offset_s} s"
 
     def _pass_by(self) -> None:
-        """Somebody leaves a transaction open that nothing but its timeout will end: what is counted by a clock that
-        jumps would hold its partitions back for hours.
+        """Somebody leaves transactions open that nothing but their timeout will end: what is counted by a clock that
+        jumps would hold their partitions back for hours.
         """
         process = self._parts.passer_by()
         # Another fault may keep it from it.
         with suppress(ProcessError):
-            process.wait_ready(lambda: process.log_contains("leaves it open"), timeout_s=PASSES_BY_S)
+            process.wait_ready(lambda: process.log_contains(LEFT_OPEN), timeout_s=PASSES_BY_S)
         process.kill()
 
     def _kill(self, processes: Sequence[ChildProcess], down_s: float) -> str:

@@ -214,7 +214,7 @@ class Parts:
         return self._clock(process.log.stem)
 
     def passer_by(self) -> ChildProcess:
-        """A client that is about to leave a transaction open; nobody will ever take its transactional.id."""
+        """A client that is about to leave transactions open; nobody will ever take its transactional.ids."""
         self._passers_by += 1
         return self._client(f"{PASSER_BY}-{self._passers_by}", 1)
 
