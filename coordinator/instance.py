@@ -6,7 +6,6 @@ The only place where Kafka, gRPC and the clock meet the rest.
 import asyncio
 import logging
 import secrets
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,6 +34,7 @@ from coordinator.producer_ids import ProducerIdPool, UnavailableError
 from coordinator.router import Router
 from coordinator.serving import ShardSettings
 from coordinator.shard import Shard, ShardState
+from coordinator.steady_clock import SteadyClock
 from coordinator.telemetry import Telemetry
 from oncebox.access.identity import KeysError
 from oncebox.access.permissions import PolicyError
@@ -52,10 +52,6 @@ MEMBERS_EVERY_S = 5.0
 MEMBERS_RETRY_S = 1.0
 HANGING_EVERY_S = 600.0
 FEED_READER_THREADS = 2
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _own_topics(settings: CoordinatorSettings) -> OwnTopics:
@@ -110,6 +106,7 @@ class Instance:
         self._members_changed = asyncio.Event()
         self._open_channel = peer_channel(settings)
         self._gateway: Gateway | None = None
+        self._clock = SteadyClock()
 
     async def _check(self) -> Sequence[Finding]:
         """What the cluster lacks. Raises ClusterError where that makes a start impossible."""
@@ -168,7 +165,7 @@ class Instance:
             find_manifests=lookups.find_manifests,
             own_topics=frozenset({settings.log_topic, settings.feed_topic}),
             age_min_ms=settings.limits.transaction_timeout_max_ms,
-            now_ms=now_ms,
+            now_ms=self._clock.now_ms,
         )
         await self._api.start(
             calls=self._router,
@@ -177,6 +174,7 @@ class Instance:
                 self._router.partition_of(transactional_id), transactional_id, number
             ),
             hanging=self._hanging,
+            now_ms=self._clock.now_ms,
             services=[Service("oncebox.v1.Peers", lambda server: add_PeersServicer_to_server(self._servicer, server))],
             pages={"/metrics": self._metrics().page},
             make_gateway=self._make_gateway if settings.gateway.enabled else None,
@@ -236,7 +234,7 @@ class Instance:
             wire=self._wire,
             feed=self._feed_reader,
             open_channel=self._open_channel,
-            now_ms=now_ms,
+            now_ms=self._clock.now_ms,
         )
         return Service(gateway_service.NAME, lambda server: add_GatewayServicer_to_server(gateway, server))
 
@@ -248,7 +246,7 @@ class Instance:
             producer_ids=self._producer_ids,
             instance=self.instance,
             address=self.address,
-            now_ms=now_ms,
+            now_ms=self._clock.now_ms,
             nonce=lambda: secrets.token_bytes(16),
             settings=self._shard_settings,
             watchers=self._router.watchers,
@@ -264,6 +262,7 @@ class Instance:
             shards=self._leadership.shards.values,
             markers=self._markers.status,
             certificate_expires_at_s=lambda: certificates.expires_at_s if certificates else 0.0,
+            now_s=lambda: self._clock.now_ms() / 1_000,
         )
 
     async def _fetch_producer_id(self) -> int:

@@ -3,7 +3,6 @@
 A look over all open transactions is kept for a few seconds, so that being asked often costs nothing.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
@@ -47,7 +46,7 @@ class Metrics(Collector):
         shards: Callable[[], Iterable[Shard]],
         markers: Callable[[], MarkerStatus],
         certificate_expires_at_s: Callable[[], float],
-        now_s: Callable[[], float] = time.time,
+        now_s: Callable[[], float],
     ) -> None:
         self._telemetry = telemetry
         self._gate = gate

@@ -2,7 +2,6 @@
 # ruff: noqa: N802 - gRPC names methods as the .proto file does
 
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -34,7 +33,7 @@ class AdminService(AdminServicer):
         front: Front,
         streams: Streams,
         hanging: Hanging,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int],
     ) -> None:
         self._front = front
         self._calls = front.calls

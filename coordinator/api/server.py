@@ -99,6 +99,7 @@ class Api:
         topics: Topics,
         find_in_feed: FindInFeed,
         hanging: Hanging,
+        now_ms: Callable[[], int],
         services: Sequence[Service] = (),
         pages: Pages | None = None,
         make_gateway: Callable[[Front], Service] | None = None,
@@ -121,7 +122,7 @@ class Api:
         )
         coordinator = CoordinatorService(front, self._streams, self._telemetry, limits.requests_per_session)
         add_CoordinatorServicer_to_server(coordinator, self._server)
-        add_AdminServicer_to_server(AdminService(front, self._streams, hanging), self._server)
+        add_AdminServicer_to_server(AdminService(front, self._streams, hanging, now_ms), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if make_gateway is not None:
             services = [*services, make_gateway(front)]

@@ -28,7 +28,7 @@ from oncebox.transaction import State, Transaction
 from oncebox.v1 import gateway_pb2 as pb
 from oncebox.v1 import manifest_pb2, transaction_pb2
 
-# Two clocks are compared: that of the brokers, and that of who decides.
+# Two clocks are compared when the feed is read back: that of the brokers, and our own.
 CLOCKS_APART_MS = 60_000
 IDLE_LOOK_S = 10.0
 
@@ -64,7 +64,8 @@ class _Desk:
         self._batches = batches
         self._turn = asyncio.Lock()
         self._producer: Producer | None = None
-        self._known: OrderedDict[str, Remembered] = OrderedDict()
+        # With the time at which we learned of it: when it was decided is said by another's clock.
+        self._known: OrderedDict[str, tuple[int, Remembered]] = OrderedDict()
 
     async def commit(self, request: pb.CommitBatchRequest, records: list[Outgoing], fingerprint: bytes) -> bytes:
         async with self._turn:
@@ -100,10 +101,7 @@ class _Desk:
         if outcome is None:
             raise RuntimeError("a commit with metadata has an outcome")
         response = tokens.response_of(outcome, convert.sent_records(receipt.offsets())).SerializeToString()
-        self._remember(
-            request.request_id,
-            Remembered(decided_at_ms=outcome.decided_at_ms, fingerprint=fingerprint, response=response),
-        )
+        self._remember(request.request_id, Remembered(fingerprint=fingerprint, response=response))
         return response
 
     async def _clean_up(self, transaction: Transaction) -> None:
@@ -118,9 +116,9 @@ class _Desk:
 
     def recall(self, request_id: str, fingerprint: bytes) -> bytes | None:
         self._forget_old()
-        known = self._known.get(request_id)
-        if known is None:
+        if request_id not in self._known:
             return None
+        _, known = self._known[request_id]
         if known.fingerprint != fingerprint:
             raise OtherRecordsError(f"request_id {request_id!r} was committed with other records: choose a new one")
         response = pb.CommitBatchResponse.FromString(known.response)
@@ -128,14 +126,14 @@ class _Desk:
         return response.SerializeToString()
 
     def _remember(self, request_id: str, what: Remembered) -> None:
-        self._known[request_id] = what
+        self._known[request_id] = (self._batches.now_ms(), what)
         self._known.move_to_end(request_id)
         if len(self._known) > self._batches.limits.requests_remembered:
             self._known.popitem(last=False)
 
     def _forget_old(self) -> None:
-        before_ms = self._batches.now_ms() - self._batches.limits.window_ms - CLOCKS_APART_MS
-        while self._known and next(iter(self._known.values())).decided_at_ms < before_ms:
+        before_ms = self._batches.now_ms() - self._batches.limits.window_ms
+        while self._known and next(iter(self._known.values()))[0] < before_ms:
             self._known.popitem(last=False)
 
     async def _ready(self) -> Producer:

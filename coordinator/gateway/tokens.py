@@ -21,7 +21,6 @@ ABSENT = b"\xff\xff\xff\xff"
 class Remembered:
     """A request that was committed."""
 
-    decided_at_ms: int
     fingerprint: bytes
     # CommitBatchResponse, packed: many are held for a while, few are asked for.
     response: bytes
@@ -88,7 +87,6 @@ def remembered(parts: Sequence[manifest_pb2.Manifest]) -> tuple[str, Remembered]
         state=transaction_pb2.TransactionState.COMPLETE_COMMIT,
     )
     return token.request_id, Remembered(
-        decided_at_ms=first.decided_at_ms,
         fingerprint=token.fingerprint,
         response=response_of(outcome, records).SerializeToString(),
     )

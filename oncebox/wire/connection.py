@@ -158,9 +158,20 @@ class Connection(asyncio.Protocol):
         for _, _, answer, _, timeout_ms in overdue:
             answer.set_exception(OutcomeUnknownError(f"{self._name}: no answer within {timeout_ms} ms"))
         idle_at = (now if self._pending else self._used_at) + self._max_idle_s
-        if overdue:
+        silent_at = self._silent_at()
+        if overdue or silent_at <= now:
             self.drop("closed, since an earlier answer is overdue")
         elif idle_at <= now:
             self.drop("closed, since it was idle")
         else:
-            self._check_later(min((pending[3] for pending in awaited), default=idle_at))
+            self._check_later(min((pending[3] for pending in awaited), default=min(idle_at, silent_at)))
+
+    def _silent_at(self) -> float:
+        """When the most patient of all would have given up the oldest answer. It counts although nobody awaits that one
+        any more: where callers always give up before their deadline, a connection that has fallen silent would be
+        kept for ever.
+        """
+        if not self._pending:
+            return inf
+        _, _, _, deadline, timeout_ms = self._pending[0]
+        return deadline + (max(pending[4] for pending in self._pending) - timeout_ms) / 1000

@@ -15,6 +15,7 @@ from proof.chaos.history import (
     FinalRows,
     Finished,
     Healed,
+    HeldBack,
     Invoke,
     Line,
     Look,
@@ -71,7 +72,7 @@ class Book:
         self.rows_of_operation: dict[str, list[SeenRow]] = {}
         self.looks: list[tuple[Line, Look]] = []
         self.faults: list[Fault] = []
-        self.stuck: list[tuple[Line, Stuck]] = []
+        self.troubles: list[tuple[Line, Stuck | HeldBack]] = []
         self.healed_ns = 0
         self.finished: Finished | None = None
         self.began_ns = 0
@@ -115,8 +116,8 @@ class Book:
                 self.looks.append((line, event))
             case Fault():
                 self.faults.append(event)
-            case Stuck():
-                self.stuck.append((line, event))
+            case Stuck() | HeldBack():
+                self.troubles.append((line, event))
             case Healed():
                 self.healed_ns = event.at_ns
             case Finished():

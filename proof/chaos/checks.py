@@ -36,6 +36,7 @@ CHECKS: dict[str, Callable[[Book], Iterator[Anomaly]]] = {
     "decision divergence": checks_outcomes.decision_divergence,
     "number used twice": checks_outcomes.number_twice,
     "unknown outcome": checks_outcomes.unknown_outcome,
+    "hanging transaction": checks_outcomes.hanging_transaction,
     "stuck": checks_outcomes.stuck,
 }
 

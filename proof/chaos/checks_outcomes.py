@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from proof.chaos.book import Book
 from proof.chaos.checks_kafka import Anomaly
-from proof.chaos.history import ABORTED, COMMITTED, UNKNOWN
+from proof.chaos.history import ABORTED, COMMITTED, UNKNOWN, HeldBack, Stuck
 
 
 def decision_divergence(book: Book) -> Iterator[Anomaly]:
@@ -43,7 +43,16 @@ def unknown_outcome(book: Book) -> Iterator[Anomaly]:
         yield f"{operation.op} has no outcome", book.proof_of(operation)
 
 
+def hanging_transaction(book: Book) -> Iterator[Anomaly]:
+    """One that nobody ends any more: readers of committed data get nothing that stands behind it."""
+    for line, event in book.troubles:
+        if isinstance(event, HeldBack):
+            text = f"{event.partition} is held back at {event.offset_stable} of {event.offset_next}"
+            yield text, [book.say(line, text)]
+
+
 def stuck(book: Book) -> Iterator[Anomaly]:
     """Something did not come to pass in its time, or a part ended by itself."""
-    for line, event in book.stuck:
-        yield event.what, [book.say(line, event.what)]
+    for line, event in book.troubles:
+        if isinstance(event, Stuck):
+            yield event.what, [book.say(line, event.what)]

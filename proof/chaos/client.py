@@ -16,11 +16,14 @@ from oncebox.errors import FatalError, OnceboxError, OutcomeExpiredError, Produc
 from oncebox.producer import Producer, ProducerSettings, Transaction
 from oncebox.v1 import transaction_pb2
 from proof.chaos.history import ABORTED, COMMITTED, UNKNOWN, Commit, Invoke, Placed, Recorder, Told, now_ns, read
-from proof.chaos.workload import LEAVES_EVERY, records, write_of
+from proof.chaos.workload import LEAVES_EVERY, PASSER_BY, records, write_of
 
 FENCED = 3
 TRANSACTION_TIMEOUT_MS = 6_000
 SETTINGS = ProducerSettings(transaction_timeout_ms=TRANSACTION_TIMEOUT_MS, call_timeout_ms=10_000)
+LEAVES = "leaves it open"
+# More than one: they have different coordinators.
+PASSER_BY_IDS = 4
 THINK_S = 0.02
 RETRY_S = 0.1
 # Longer than any transaction may live: then the next one is begun, and it is asked for behind that.
@@ -101,7 +104,10 @@ class Client:
         transaction = await producer.begin()
         self._count += 1
         op = f"{self._name}/{self._count}"
-        outgoing = records(self._workload, op, self._random)
+        # By its own clock, as other clients do it: a broker may refuse what comes from far ahead.
+        timestamp_ms = int(time.time() * 1000)
+        found = records(self._workload, op, self._random)
+        outgoing = [record._replace(timestamp_ms=timestamp_ms) for record in found]
         self._recorder.add(
             Invoke(
                 at_ns=now_ns(),
@@ -124,6 +130,9 @@ class Client:
         receipt = await transaction.send_many(outgoing)
         # All is written before it is decided how this ends: what is aborted stands in the topics, too.
         await transaction.flush()
+        if self._workload == PASSER_BY:
+            print(LEAVES, flush=True)
+            await asyncio.Event().wait()
         if self._random.randrange(LEAVES_EVERY) == 0:
             raise ChangedItsMindError
         self._recorder.add(Commit(at_ns=now_ns(), op=op, number=transaction.number))
@@ -203,11 +212,21 @@ def unsettled_of(histories: list[Path]) -> list[tuple[str, int]]:
     return [(op, number) for op, number in numbers.items() if op not in settled]
 
 
+async def _pass_by(name: str, seed: str, recorder: Recorder, servers: str, coordinators: str) -> None:
+    """Until it is killed: each of its ids leaves a transaction open."""
+    names = [f"{name}-{number}" for number in range(1, PASSER_BY_IDS + 1)]
+    clients = [Client(PASSER_BY, each, each, Random(f"{seed} {each}"), recorder, []) for each in names]
+    await asyncio.gather(*(client.work(servers, coordinators) for client in clients))
+
+
 async def main(
     servers: str, coordinators: str, workload: str, name: str, incarnation: str, seed: str, path: str
 ) -> None:
     former = [each for each in Path(path).parent.glob(f"{name}.*.jsonl") if each != Path(path)]
     with Recorder(Path(path)) as recorder:
+        if workload == PASSER_BY:
+            await _pass_by(name, seed, recorder, servers, coordinators)
+            return
         random = Random(f"{seed} {name} {incarnation}")
         client = Client(workload, f"{name}.{incarnation}", name, random, recorder, unsettled_of(former))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, client.is_over.set)

@@ -147,6 +147,16 @@ class Stuck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBack:
+    """A partition whose readers still wait for a transaction to end, long after its timeout."""
+
+    at_ns: int
+    partition: str
+    offset_stable: int
+    offset_next: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """Everything has been asked for, and read to its end."""
 
@@ -155,7 +165,19 @@ class Finished:
 
 
 Event = (
-    Invoke | Commit | Told | Poll | Look | FinalRecords | FinalCopies | FinalRows | Fault | Healed | Stuck | Finished
+    Invoke
+    | Commit
+    | Told
+    | Poll
+    | Look
+    | FinalRecords
+    | FinalCopies
+    | FinalRows
+    | Fault
+    | Healed
+    | Stuck
+    | HeldBack
+    | Finished
 )
 _KINDS: dict[str, type[Event]] = {
     "invoke": Invoke,
@@ -169,6 +191,7 @@ _KINDS: dict[str, type[Event]] = {
     "fault": Fault,
     "healed": Healed,
     "stuck": Stuck,
+    "held-back": HeldBack,
     "finished": Finished,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}

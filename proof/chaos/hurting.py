@@ -11,15 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from oncebox.local.kafka import Broker
-from proof.chaos.client import FENCED
+from proof.chaos.client import FENCED, LEAVES, PASSER_BY_IDS
 from proof.chaos.parts import ChaosError, ClientSeat, Parts, await_serving
-from proof.faults.process import ChildProcess
+from proof.faults.process import ChildProcess, ProcessError
 from proof.faults.proxy import Proxy
 
 FENCED_S = 60.0
 STOP_S = 60.0
 # One in so many faults of a relay is of the one that stands by.
 STANDBY_EVERY = 4
+# How far a clock is off, and long enough for a passer-by to come in between.
+JUMPS_S = (-6 * 3600, -300, 300, 6 * 3600)
+PASSES_BY_S = 30.0
+LEFT_OPEN = f"(?s)({LEAVES}.*){{{PASSER_BY_IDS}}}"
 # What a relay says when it begins to work: with a fence, or at a time; the higher, the later.
 WORKS = {
     "relay": re.compile(r"active with fence (\d+)"),
@@ -61,22 +65,51 @@ class Hurting:
                 proxy, process = parts.coordinator_proxies[number], parts.coordinators[number]
                 if verb in {"cut", "mute"}:
                     return self._disturb(verb, proxy, process.log.stem, down_s)
-                return self._hurt_process(verb, process, down_s)
+                return self._hurt_process(verb, process, pick, down_s)
             case "copier":
-                return self._hurt_process(verb, parts.copiers[pick % len(parts.copiers)], down_s)
+                return self._hurt_process(verb, parts.copiers[pick % len(parts.copiers)], pick, down_s)
             case "relay":
-                return self._hurt_process(verb, _to_hurt(parts.relays, noun, pick), down_s)
+                return self._hurt_process(verb, _to_hurt(parts.relays, noun, pick), pick, down_s)
             case "outbox":
-                return self._hurt_process(verb, _to_hurt(parts.outboxes, noun, pick), down_s)
+                return self._hurt_process(verb, _to_hurt(parts.outboxes, noun, pick), pick, down_s)
         raise ChaosError(f"nobody knows how to do {fault}")
 
-    def _hurt_process(self, verb: str, process: ChildProcess, down_s: float) -> str:
+    def _hurt_process(self, verb: str, process: ChildProcess, pick: int, down_s: float) -> str:
         if verb == "kill":
             return self._kill([process], down_s)
+        if verb == "jump":
+            return self._jump(process, pick, down_s)
         process.pause()
         self._over.wait(down_s)
         process.resume()
         return process.log.stem
+
+    def _jump(self, process: ChildProcess, pick: int, down_s: float) -> str:
+        """There and back: its clock jumps forwards as well as backwards."""
+        clock = self._parts.clock_of(process)
+        offset_s = JUMPS_S[pick // 10 % len(JUMPS_S)]
+        clock.jump(offset_s)
+        if process in self._parts.coordinators:
+            # One that starts at the wrong time goes on with it: from then on the two of them disagree.
+            starts_anew = pick // 100 % 2 == 1
+            self._kill([process] if starts_anew else [], down_s)
+            self._pass_by()
+            clock.jump(-offset_s)
+            self._pass_by()
+        else:
+            self._over.wait(down_s)
+        clock.jump(0)
+        return f"{process.log.stem} by {offset_s} s"
+
+    def _pass_by(self) -> None:
+        """Somebody leaves transactions open that nothing but their timeout will end: what is counted by a clock that
+        jumps would hold their partitions back for hours.
+        """
+        process = self._parts.passer_by()
+        # Another fault may keep it from it.
+        with suppress(ProcessError):
+            process.wait_ready(lambda: process.log_contains(LEFT_OPEN), timeout_s=PASSES_BY_S)
+        process.kill()
 
     def _kill(self, processes: Sequence[ChildProcess], down_s: float) -> str:
         for process in processes:
@@ -115,12 +148,13 @@ class Hurting:
         return "one after the other"
 
     def _hurt_client(self, verb: str, pick: int, down_s: float) -> str:
-        """A client of the database has no successor that it could get in the way of."""
-        seats = self._parts.clients if verb != "zombie" else [seat for seat in self._parts.clients if seat.is_fenced]
+        """A client of the database has no successor that it could get in the way of, and looks at no clock."""
+        fenced = [seat for seat in self._parts.clients if seat.is_fenced]
+        seats = fenced if verb in {"zombie", "jump"} else self._parts.clients
         seat = seats[pick % len(seats)]
         old = seat.process
-        if verb == "pause":
-            return self._hurt_process(verb, old, down_s)
+        if verb in {"pause", "jump"}:
+            return self._hurt_process(verb, old, pick, down_s)
         if verb == "kill":
             old.kill()
             if not self._over.wait(down_s):

@@ -30,6 +30,9 @@ FAULTS = {
     "mute-coordinator": Kind(noun="coordinator", down_min_s=4, down_max_s=8, what="it hears, and is not heard"),
     "roll-coordinators": Kind(noun="coordinator", down_min_s=0.5, down_max_s=2, what="SIGTERM, one after the other"),
     "kill-all-coordinators": Kind(noun="coordinator", down_min_s=0.5, down_max_s=3, what="all of them at once"),
+    "jump-coordinator": Kind(
+        noun="coordinator", down_min_s=1, down_max_s=4, what="its clock is minutes or hours off, and a client is gone"
+    ),
     "kill-broker": Kind(noun="broker", down_min_s=0.5, down_max_s=5, what="SIGKILL, started again later"),
     "pause-broker": Kind(noun="broker", down_min_s=6, down_max_s=9, what="SIGSTOP beyond its session"),
     "cut-broker": Kind(noun="broker", down_min_s=1, down_max_s=6, what="connections reset, none accepted"),
@@ -42,10 +45,13 @@ FAULTS = {
     "lost-reply": Kind(noun="request", down_min_s=1, down_max_s=3, what="a request is executed, its reply is lost"),
     "kill-relay": Kind(noun="relay", down_min_s=0.5, down_max_s=4, what="SIGKILL, started again later"),
     "pause-relay": Kind(noun="relay", down_min_s=5, down_max_s=8, what="SIGSTOP beyond its session"),
+    "jump-relay": Kind(noun="relay", down_min_s=2, down_max_s=5, what="its clock is minutes or hours off"),
     "kill-outbox": Kind(noun="outbox", down_min_s=0.5, down_max_s=4, what="SIGKILL, started again later"),
     "pause-outbox": Kind(noun="outbox", down_min_s=5, down_max_s=8, what="SIGSTOP until the other one takes over"),
+    "jump-outbox": Kind(noun="outbox", down_min_s=2, down_max_s=5, what="its clock is minutes or hours off"),
     "kill-copier": Kind(noun="copier", down_min_s=0.5, down_max_s=4, what="SIGKILL, started again later"),
     "pause-copier": Kind(noun="copier", down_min_s=8, down_max_s=12, what="SIGSTOP beyond its session"),
+    "jump-copier": Kind(noun="copier", down_min_s=2, down_max_s=5, what="its clock is minutes or hours off"),
     "kill-postgres": Kind(noun="postgres", down_min_s=0.5, down_max_s=4, what="SIGKILL of all its processes"),
     "pause-postgres": Kind(noun="postgres", down_min_s=5, down_max_s=8, what="SIGSTOP of all its processes"),
     "cut-postgres": Kind(noun="postgres", down_min_s=1, down_max_s=4, what="connections reset, none accepted"),
@@ -53,6 +59,7 @@ FAULTS = {
     "kill-client": Kind(noun="client", down_min_s=0, down_max_s=1, what="SIGKILL, another takes its transactional.id"),
     "pause-client": Kind(noun="client", down_min_s=8, down_max_s=10, what="SIGSTOP beyond its transaction's timeout"),
     "zombie-client": Kind(noun="client", down_min_s=3, down_max_s=5, what="SIGSTOP, replaced, and then it goes on"),
+    "jump-client": Kind(noun="client", down_min_s=2, down_max_s=8, what="its clock is minutes or hours off"),
     "kill-everything": Kind(noun=EVERYTHING, down_min_s=1, down_max_s=3, what="SIGKILL of all parts at once"),
 }
 

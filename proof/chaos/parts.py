@@ -27,10 +27,12 @@ from proof.chaos.workload import (
     OUTBOX,
     OUTBOX_CONFIG,
     PARTITIONS,
+    PASSER_BY,
     TOPICS,
     WORKLOADS,
     relay_config,
 )
+from proof.faults.clock import WallClock
 from proof.faults.process import ChildProcess, ProcessError
 from proof.faults.proxy import Proxy
 from relay.outbox import setup
@@ -89,6 +91,7 @@ class Parts:
         self.seed = seed
         self._running = running
         self._planted = planted
+        self._passers_by = 0
         self.network = running.enter_context(Network())
         say(f"starting a real Kafka ({BROKERS} brokers) and a real PostgreSQL")
         self._start_storage()
@@ -145,7 +148,7 @@ class Parts:
                 "ONCEBOX_COORDINATOR_ADVERTISED_ADDRESS": proxy.address,
                 "ONCEBOX_COORDINATOR_HTTP_PORT": "0",
             }
-            children.append(self._child(["-m", "coordinator"], f"coordinator-{number}", environment))
+            children.append(self._child(self._module("coordinator"), f"coordinator-{number}", environment))
         await_serving(children)
         return proxies, children
 
@@ -180,7 +183,9 @@ class Parts:
 
     def _copier(self, number: int) -> ChildProcess:
         name = f"copier-{number}"
-        return self._child([*self._module("proof.chaos.copier"), self.servers, ",".join(self.addresses), name], name)
+        history = self.histories / f"{name}.jsonl"
+        arguments = [self.servers, ",".join(self.addresses), name, str(history)]
+        return self._child([*self._module("proof.chaos.copier"), *arguments], name)
 
     def _client(self, name: str, incarnation: int) -> ChildProcess:
         history = self.histories / f"{name}.{incarnation}.jsonl"
@@ -190,16 +195,28 @@ class Parts:
         else:
             arguments = ["proof.chaos.client", self.servers, ",".join(self.addresses), kind]
         arguments += [name, str(incarnation), str(self.seed), str(history)]
-        return self._child(["-m", *arguments], f"client-{name}.{incarnation}")
+        return self._child(arguments, f"client-{name}.{incarnation}")
 
     def _module(self, module: str) -> list[str]:
         """With the planted bug, if it is one of this module's."""
         bugged = self._planted and BUGS[self._planted].module == module
-        return ["-m", "proof.chaos.planted", self._planted] if bugged else ["-m", module]
+        return ["proof.chaos.planted", self._planted] if bugged else [module]
 
     def _child(self, arguments: list[str], name: str, environment: dict[str, str] | None = None) -> ChildProcess:
-        process = ChildProcess([sys.executable, *arguments], log=self.folder / f"{name}.log", environment=environment)
-        return self._running.enter_context(process)
+        log = self.folder / f"{name}.log"
+        command = [sys.executable, *self._clock(name).command(*arguments)]
+        return self._running.enter_context(ChildProcess(command, log=log, environment=environment))
+
+    def _clock(self, name: str) -> WallClock:
+        return WallClock(self.folder / "clocks" / name)
+
+    def clock_of(self, process: ChildProcess) -> WallClock:
+        return self._clock(process.log.stem)
+
+    def passer_by(self) -> ChildProcess:
+        """A client that is about to leave transactions open; nobody will ever take its transactional.ids."""
+        self._passers_by += 1
+        return self._client(f"{PASSER_BY}-{self._passers_by}", 1)
 
     def look_after(self) -> list[str]:
         """To be called while no fault is under way: who ended by itself, and is started again."""

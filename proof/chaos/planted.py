@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coordinator.steady_clock import SteadyClock
 from oncebox.transaction import Transaction
 from relay.outbox import relay as outbox_relay
 from relay.sink import Sink
@@ -58,6 +59,12 @@ BUGS = {
         faults="kill-copier",
         module="proof.chaos.copier",
     ),
+    "timeouts-by-wall-clock": Bug(
+        what="the coordinator counts timeouts by a clock that jumps",
+        caught_by=frozenset({"hanging transaction"}),
+        faults="jump-coordinator",
+        module="coordinator",
+    ),
 }
 
 _apply: Callable[..., Any] = Sink.apply
@@ -93,6 +100,10 @@ async def _no_offsets(self: Transaction, *_: Any, **__: Any) -> None:
     """As if it had been forgotten."""
 
 
+def _wall_clock_ms(self: SteadyClock) -> int:
+    return self._wall_ns() // 1_000_000
+
+
 def plant(bug: str) -> None:
     match bug:
         case "rows-before-position":
@@ -103,6 +114,8 @@ def plant(bug: str) -> None:
             outbox_relay._going_on = _outbox_without_token  # noqa: SLF001
         case "copy-without-offsets":
             Transaction.send_offsets = _no_offsets  # type: ignore[method-assign]
+        case "timeouts-by-wall-clock":
+            SteadyClock.now_ms = _wall_clock_ms  # type: ignore[method-assign]
 
 
 def main() -> None:

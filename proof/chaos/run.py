@@ -124,12 +124,13 @@ class Chaos:
 
     def _read(self, parts: Parts, recorder: Recorder) -> None:
         self.say("asking for outcomes, reading all topics and tables")
+        # First: whoever asks takes the id, and so would end what only its timeout may.
+        ending.await_stable(parts, recorder)
         merge(sorted(parts.histories.glob("*.jsonl")), self.folder / "partial.jsonl")
         book = Book(read(self.folder / "partial.jsonl"))
         ending.ask(parts, book, recorder)
         wanted = ending.ask_database(parts, book, recorder)
         (self.folder / "partial.jsonl").unlink()
-        ending.await_stable(parts, recorder)
         count = ending.read_topics(parts, wanted, recorder)
         ending.read_tables(parts, count, recorder)
         recorder.add(Finished(at_ns=now_ns(), money=MONEY))

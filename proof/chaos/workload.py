@@ -29,6 +29,8 @@ LEAVES_EVERY = 10
 # Of clients that write to Kafka, and to a database.
 WORKLOADS = ("bank", "lists")
 OUTBOX = "outbox"
+# Writes lists, too: once, and never ends it.
+PASSER_BY = "passer"
 COPY_RECORDS_MAX = 750
 
 # One table of each bank is upserted by key, where a record applied twice would not show; the others are inserted, where

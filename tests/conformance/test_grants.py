@@ -182,6 +182,16 @@ def test_a_slot_that_stays_in_debt_is_replaced_by_a_new_producer_id(desk: Desk) 
     assert granted(desk, add(after, P1)) == granted(desk, add(after, P1, begun_ms_ago=5)) == moved
 
 
+def test_a_debt_of_a_clock_that_was_ahead_is_not_waited_for_until_then(desk: Desk) -> None:
+    """The next leader's clock may be hours behind that of the one who decided."""
+    grant = owned(desk, P0, slots_max=1)
+    after = following(desk, end(grant, COMMIT, wrote(P0)))
+    desk.now_ms -= HOUR_MS
+    moved = granted(desk, add(after, P1))
+    assert moved.number == after.number + 1
+    assert moved.producer_id not in {grant.producer_id, after.producer_id}
+
+
 def test_markers_of_a_producer_id_are_owed_one_transaction_at_a_time(desk: Desk) -> None:
     """Per producer id at most one transaction owes markers, so they stand in epoch order on every partition."""
     grant = owned(desk, P0, slots_max=4)

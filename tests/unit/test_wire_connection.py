@@ -195,6 +195,20 @@ def test_a_caller_that_has_given_up_does_not_cost_the_connection(new_loop: NewLo
 
 
 @both_loops
+def test_a_silent_connection_closes_though_all_callers_give_up_before_their_deadline(new_loop: NewLoop) -> None:
+    async def main() -> None:
+        async with connected() as connection:
+            async with asyncio.timeout(30):
+                while connection.is_open():
+                    given_up = connection.send(produce(), 100)
+                    await asyncio.wait([given_up], timeout=0.02)
+                    given_up.cancel()
+            await connection.closed
+
+    run(new_loop, main())
+
+
+@both_loops
 def test_an_idle_connection_closes_but_not_one_that_waits_for_an_answer(new_loop: NewLoop) -> None:
     async def main() -> None:
         async with connected(max_idle_ms=50) as connection:

@@ -14,6 +14,7 @@ from coordinator.core.commands import Refused
 from coordinator.core.records import Outcome
 from coordinator.hanging import Hanging, Open, PartitionDescription
 from coordinator.peers import PeerServicer
+from coordinator.steady_clock import SteadyClock
 from oncebox.settings import KafkaSection
 from oncebox.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc, status_pb2, transaction_pb2
 from oncebox.v1.peer_pb2_grpc import add_PeersServicer_to_server
@@ -91,6 +92,7 @@ class Bench:
             topics=self.topics,
             find_in_feed=self._find_in_feed,
             hanging=self.hanging,
+            now_ms=SteadyClock().now_ms,
             services=[Service("oncebox.v1.Peers", lambda server: add_PeersServicer_to_server(self.peers, server))],
         )
 

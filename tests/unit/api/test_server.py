@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.api.server import LAST_ANSWERS_S, Api, PortTakenError, Service
+from coordinator.steady_clock import SteadyClock
 from oncebox.settings import is_loopback
 from oncebox.v1 import admin_pb2, peer_pb2, peer_pb2_grpc, transaction_pb2
 from oncebox.v1 import coordinator_pb2 as pb
@@ -116,6 +117,7 @@ async def test_other_services_share_the_port_and_its_guard():
         topics=bench.topics,
         find_in_feed=bench._find_in_feed,
         hanging=bench.hanging,
+        now_ms=SteadyClock().now_ms,
         services=[peers],
     )
     try:

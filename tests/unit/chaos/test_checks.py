@@ -24,6 +24,7 @@ from proof.chaos.history import (
     FinalRows,
     Finished,
     Healed,
+    HeldBack,
     HistoryError,
     Invoke,
     Line,
@@ -153,6 +154,7 @@ BAD: dict[str, list[Event]] = {
     "decision divergence": [*good(), Told(at_ns=80, op="a", outcome=ABORTED, by="somebody")],
     "number used twice": only(Commit, number=1, nth=1),
     "unknown outcome": only(Told, nth=3),
+    "hanging transaction": [*good(), HeldBack(at_ns=80, partition="lists-1", offset_stable=34, offset_next=373)],
     "stuck": [*good(), Stuck(at_ns=80, what="relay-1 ended by itself")],
 }
 

@@ -63,7 +63,7 @@ def test_epochs_end(epoch: int, producer_id: int) -> None:
     assert step(id_state(slots=slots(epoch))).producer_id == producer_id
 
 
-@pytest.mark.parametrize(("age_ms", "producer_id"), [(999, 1000), (1000, 2000)])
+@pytest.mark.parametrize(("age_ms", "producer_id"), [(0, 1000), (999, 1000), (1000, 2000), (-1, 2000)])
 def test_producer_ids_grow_old(age_ms: int, producer_id: int) -> None:
     limits = Limits(producer_id_age_max_ms=1000)
     context = Context(now_ms=NOW_MS + age_ms, producer_ids=(2000,), limits=limits)

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.gateway.batches import CLOCKS_APART_MS, Batches, BatchLimits, BusyError
+from coordinator.gateway.batches import Batches, BatchLimits, BusyError
 from oncebox.bulk import Receipt
 from oncebox.transaction import State
 from oncebox.v1 import gateway_pb2 as pb
 from oncebox.v1 import manifest_pb2, transaction_pb2
 
 WINDOW_MS = 1_000
+HOUR_MS = 3_600_000
 
 
 class Clock:
@@ -86,9 +87,23 @@ async def test_a_request_is_remembered_for_the_window_and_then_new():
     await mine.commit(request("a"))
     clock.now_ms += WINDOW_MS
     assert (await mine.commit(request("a"))).repeated
-    clock.now_ms += CLOCKS_APART_MS + 1
+    clock.now_ms += 1
     assert not (await mine.commit(request("a"))).repeated
     assert len(producer.commits) == 2
+    await mine.close()
+
+
+@pytest.mark.parametrize("ahead_ms", [-HOUR_MS, HOUR_MS])
+async def test_the_window_is_counted_by_one_clock_not_by_that_of_who_decided(ahead_ms: int):
+    clock = Clock()
+    mine, producer = batches(clock)
+    producer.clock = Clock()
+    producer.clock.now_ms = clock.now_ms + ahead_ms
+    await mine.commit(request("a"))
+    clock.now_ms += WINDOW_MS
+    assert (await mine.commit(request("a"))).repeated
+    clock.now_ms += 1
+    assert not (await mine.commit(request("a"))).repeated
     await mine.close()
 
 
