@@ -1,0 +1,269 @@
+"""A table is rebuilt from its topics at the point where the relay is. Killed anywhere it is done or not begun; a
+running relay goes on; what could not be rebuilt exactly is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from oncebox import blocking
+from oncebox.settings import KafkaSection, PostgresSection
+from spark_jobs.backfill import OWNER
+from spark_jobs.config import ReconcileSettings
+from spark_jobs.errors import CannotCheckError, ReconcileError
+from spark_jobs.jobs.backfill import run
+from spark_jobs.reconcile import reconcile
+from spark_jobs.staging import LOCK
+from tests.integration.reconcile.test_with_relay import KINDS, document
+from tests.support.relay import GUARD, Relays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spark_jobs.result import Result
+    from spark_jobs.swap import Changes
+    from tests.support.coordinator import Coordinators
+    from tests.support.kafka import TopicFactory
+    from tests.support.reconcile import World
+
+    Backfilled = Callable[..., Changes]
+
+STATE = "SELECT source, next_offset, applied_beyond::text, fence FROM oncebox.position ORDER BY source"
+STAGED = "SELECT relname FROM pg_class WHERE relname LIKE 'backfill_staged_%'"
+
+
+@pytest.fixture
+def backfilled(spark: Any, world: World) -> Backfilled:
+    def backfill(
+        table: str = "accounts", *, is_dry: bool = False, progress: Callable[[str], None] = lambda _: None
+    ) -> Changes:
+        return run(world.settings(), table, progress, is_dry=is_dry, session=spark)
+
+    return backfill
+
+
+def rows(world: World, table: str) -> list[Any]:
+    return sorted(world.run(f"SELECT * FROM {table}"), key=repr)
+
+
+def counted(changes: Changes) -> tuple[int, int, int, int]:
+    return changes.rows, changes.deleted, changes.changed, changes.inserted
+
+
+def produce(world: World, partition: int, key: str, value: bytes | None, timestamp_ms: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": world.servers})
+    producer.produce(world.topics["accounts"], value, key=key.encode(), partition=partition, timestamp=timestamp_ms)
+    producer.flush(30)
+
+
+def test_a_damaged_table_is_as_its_topic_says(world: World, backfilled: Backfilled, check: Callable[..., Result]):
+    world.transfer(*range(1, 12))
+    world.transfer(3, 4, version=1)
+    world.transfer(6, version=9, commit=False)
+    world.delete(5)
+    # Each record of the journal is a row of its own, and one of them deletes nothing.
+    world.run("ALTER TABLE journal DROP CONSTRAINT journal_pkey, ADD COLUMN line serial")
+    world.run(
+        'UPDATE oncebox.target SET mapping = mapping || \'{"insert_mode": "insert", "key": []}\' '
+        "WHERE table_name = 'journal'"
+    )
+    world.run("ALTER TABLE accounts ADD COLUMN note text")
+    world.run("CREATE UNIQUE INDEX journal_unique ON journal (id)")
+    world.apply()
+    world.run("DROP INDEX journal_unique")
+    world.run("UPDATE accounts SET note = 'mine' WHERE id IN (1, 11)")
+    right, entries, state = rows(world, "accounts"), rows(world, "journal"), world.run(STATE)
+    world.run("DELETE FROM accounts WHERE id = 10")
+    world.run("UPDATE accounts SET balance = 7, name = NULL WHERE id = 11")
+    world.run("INSERT INTO accounts (id, name) VALUES (1000, 'by hand')")
+    world.run("UPDATE accounts SET oncebox_offset = 1000000 WHERE id = 3")  # no record could ever replace it
+    world.run("INSERT INTO journal SELECT * FROM journal WHERE id = 2000")
+    world.run("DELETE FROM journal WHERE id = 7000")
+    spoilt = rows(world, "accounts")
+
+    assert counted(backfilled(is_dry=True)) == (10, 1, 2, 1)
+    assert (rows(world, "accounts"), world.run(STATE), world.run(STAGED)) == (spoilt, state, [])
+    assert counted(backfilled()) == (10, 1, 2, 1)
+    assert rows(world, "accounts") == right
+    assert counted(backfilled("public.journal")) == (13, 1, 0, 1)
+    assert [row[:2] for row in rows(world, "journal")] == [row[:2] for row in entries]
+    assert [row[:3] for row in world.run(STATE)] == [row[:3] for row in state]
+    assert world.run(STAGED) == []
+    result = check()
+    assert (result.findings, result.exit_code) == ((), 0)
+    assert counted(backfilled()) == (10, 0, 0, 0)
+
+
+def test_killed_anywhere_it_is_done_or_not_begun(world: World, backfilled: Backfilled):
+    world.transfer(*range(1, 6))
+    world.apply()
+    right = rows(world, "accounts")
+    world.run("DELETE FROM accounts WHERE id < 3")
+    spoilt, state = rows(world, "accounts"), world.run(STATE)
+
+    def killed_at(step: str) -> Callable[[str], None]:
+        def progress(text: str) -> None:
+            if step in text:
+                world.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s", [OWNER])
+
+        return progress
+
+    for step in ("offsets are staged", "the relay is held", "verifying"):
+        with pytest.raises(CannotCheckError, match="the database failed"):
+            backfilled(progress=killed_at(step))
+        assert (rows(world, "accounts"), world.run(STATE)) == (spoilt, state)
+        assert len(world.run(STAGED)) == 1  # that of the run before was dropped
+    backfilled(progress=killed_at("committed"))
+    assert (rows(world, "accounts"), world.run(STAGED)) == (right, [])
+
+
+@pytest.mark.parametrize("mode", ["transaction", "partition"])
+def test_a_running_relay_goes_on(
+    mode: str, relays: Relays, shared_coordinator: Coordinators, new_topic: TopicFactory, spark: Any
+):
+    topic, other = (new_topic(partitions=2) for _ in range(2))
+    relays.run(f"CREATE TABLE public.things ({KINDS}, {GUARD})")
+    relays.run(f"CREATE TABLE public.copies (id text PRIMARY KEY, whole bigint, {GUARD})")
+    relays.run(f"CREATE TABLE public.lines (id text, version bigint, {GUARD})")
+    relays.configure(
+        [
+            {"topic": topic, "table": "public.things", "key": ["id"]},
+            {"topic": topic, "table": "public.copies", "key": ["id"], "include": ["id", "whole"]},
+            {"topic": other, "table": "public.lines", "insert_mode": "insert"},
+        ],
+        mode=mode,
+        feed_topic=shared_coordinator.feed_topic,
+    )
+    relays.start()
+    relays.wait_for("SELECT count(*) FROM oncebox.position", [(4,)])
+    settings = ReconcileSettings(
+        kafka=KafkaSection(bootstrap_servers=shared_coordinator.bootstrap_servers),
+        postgres=PostgresSection(dsn=relays.dsn),  # type: ignore[arg-type]
+        log_topic=shared_coordinator.log_topic,
+        feed_topic=shared_coordinator.feed_topic,
+        full=True,
+    )
+    stop = threading.Event()
+
+    def write() -> None:
+        version = 0
+        with blocking.Producer(
+            shared_coordinator.bootstrap_servers, shared_coordinator.addresses, transactional_id=topic
+        ) as producer:
+            while not stop.is_set():
+                version += 1
+                transaction = producer.begin()
+                for number in range(version % 7, 40, 7):
+                    key = f"n-{number}".encode()
+                    is_delete = number % 11 == version % 5
+                    value = None if is_delete else json.dumps(document(number, version)).encode()
+                    transaction.send(topic, value, key=key)
+                    line = json.dumps({"id": f"n-{number}", "version": version})
+                    transaction.send(other, line.encode(), key=key)
+                if version % 5:
+                    transaction.commit()
+                else:
+                    transaction.abort()
+
+    def applied() -> int:
+        return int(relays.rows("SELECT coalesce(sum(next_offset), 0) FROM oncebox.position")[0][0])
+
+    moved: list[str] = []
+
+    def progress(text: str) -> None:
+        """The relay is always ahead of what is staged when it is held."""
+        if "are staged" in text and not moved:
+            before = applied()
+            relays.wait_until(lambda: applied() > before + 50, lambda: "the relay stands still")
+        if "the relay is held" in text:
+            moved.append(text)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        relays.wait_until(lambda: applied() > 300, lambda: "the relay stands still")
+        relays.run("UPDATE public.things SET ratio = 1, text = 'by hand', oncebox_offset = oncebox_offset + 1000000")
+        relays.run("DELETE FROM public.lines WHERE version % 3 = 1")
+        for table in ("public.things", "public.lines"):
+            moved.clear()
+            run(settings, table, progress, is_dry=False, session=spark)
+            assert "applied 0 offsets" not in moved[0]
+        before = applied()
+        relays.wait_until(lambda: applied() > before + 100, lambda: "the relay does not go on")
+    finally:
+        stop.set()
+        writer.join(60)
+    result, _, _ = reconcile(spark, settings, lambda _: None)
+    assert (result.findings, result.unchecked) == ((), ())
+
+
+def test_a_key_that_moved_to_another_partition(world: World, backfilled: Backfilled):
+    """The newer one counts, by the records' times as in the comparison; the guard remembers the other."""
+    topic = world.topics["accounts"]
+    produce(world, 0, "1", b'{"id": 1, "name": "old"}', 1_000)
+    produce(world, 1, "1", b'{"id": 1, "name": "new"}', 2_000)
+    world.run("UPDATE oncebox.position SET next_offset = 1, high_offset = 1")
+    world.run(
+        "UPDATE oncebox.position SET next_offset = 0, high_offset = 0 WHERE source > %s", [world.sources[topic, 1]]
+    )
+    backfilled()
+    assert world.run("SELECT name, oncebox_source FROM accounts") == [("new", world.sources[topic, 1])]
+    remembered = world.run("SELECT target_table, row_key, source, record_offset FROM oncebox.tombstone")
+    assert remembered == [('"public"."accounts"', [1], world.sources[topic, 0], 0)]
+    produce(world, 0, "1", b'{"id": 1, "name": "as new"}', 2_000)
+    world.run(
+        "UPDATE oncebox.position SET next_offset = 2, high_offset = 2 WHERE source = %s", [world.sources[topic, 0]]
+    )
+    with pytest.raises(ReconcileError, match="1 keys have records of the same time in two partitions"):
+        backfilled()
+
+
+def test_what_cannot_be_rebuilt_exactly_is_refused(world: World, backfilled: Backfilled):
+    world.transfer(*range(1, 20))
+    world.apply()
+    topic, right = world.topics["accounts"], rows(world, "accounts")
+
+    def refused(match: str, table: str = "accounts", kind: type[Exception] = ReconcileError) -> None:
+        with pytest.raises(kind, match=match):
+            backfilled(table)
+        assert rows(world, "accounts") == right
+
+    refused("writes no table public.nothing; its tables: public.accounts, public.journal", "nothing")
+    with psycopg.connect(world.dsn) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", [LOCK])
+        refused("another backfill is under way")
+    mapped = "UPDATE oncebox.target SET mapping = mapping || %s WHERE table_name = 'accounts'"
+    for change, back, match in (
+        ({"ordering": "changed"}, {"ordering": None}, "with an ordering column"),
+        ({"insert_mode": "insert", "guard": False}, {"insert_mode": "upsert", "guard": True}, "without a key"),
+    ):
+        world.run(mapped, [json.dumps(change)])
+        refused(match)
+        world.run(mapped, [json.dumps(back)])
+    positions = "UPDATE oncebox.position SET {} WHERE source = %s"
+    source = world.sources[topic, 0]
+    world.run(positions.format("high_offset = high_offset + 5"), [source])
+    refused("was rewound and is not back")
+    world.run(positions.format("high_offset = next_offset, start_offset = 2"), [source])
+    refused("rows come from before the relay's start")
+    world.run(mapped, [json.dumps({"guard": False})])
+    refused("the relay began at 2, and without the guard")
+    world.run(mapped, [json.dumps({"guard": True})])
+    world.run(positions.format("start_offset = 0"), [source])
+    # A row that PostgreSQL refuses to hold.
+    world.run("ALTER TABLE accounts ADD CONSTRAINT small CHECK (balance < 5) NOT VALID")
+    world.run("DELETE FROM accounts WHERE id = 12")
+    right = rows(world, "accounts")
+    refused('PostgreSQL refuses: .*"small"; nothing is changed')
+    admin = AdminClient({"bootstrap.servers": world.servers})
+    admin.delete_records([TopicPartition(topic, 0, 3)])[TopicPartition(topic, 0)].result(60)
+    refused("retention has removed the offsets 0 to 2")
+    admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
+    refused("the topic was deleted")
