@@ -6,26 +6,34 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    RESOURCE_TOPIC,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
 
-from oncebox import blocking
+from oncebox import blocking, cli
 from oncebox.settings import KafkaSection, PostgresSection
 from spark_jobs.backfill import OWNER
 from spark_jobs.config import ReconcileSettings
 from spark_jobs.errors import CannotCheckError, ReconcileError
-from spark_jobs.jobs.backfill import run
+from spark_jobs.jobs.backfill import main, run
 from spark_jobs.reconcile import reconcile
 from spark_jobs.staging import LOCK
 from tests.integration.reconcile.test_with_relay import KINDS, document
 from tests.support.relay import GUARD, Relays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from spark_jobs.result import Result
     from spark_jobs.swap import Changes
@@ -63,7 +71,36 @@ def produce(world: World, partition: int, key: str, value: bytes | None, timesta
     producer.flush(30)
 
 
-def test_a_damaged_table_is_as_its_topic_says(world: World, backfilled: Backfilled, check: Callable[..., Result]):
+@pytest.fixture
+def command(spark: Any, world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """`oncebox reconcile backfill`, with the tests' Spark."""
+
+    @contextmanager
+    def used(*_: object, **__: object) -> Iterator[Any]:
+        yield spark
+
+    def call(*arguments: str) -> int:
+        given = ["reconcile", "backfill", *arguments, "--feed-topic", world.coordinators.feed_topic]
+        with monkeypatch.context() as patched:
+            patched.setattr("spark_jobs.session.used_session", used)
+            with pytest.raises(SystemExit) as ended:
+                cli.main(given)
+        return int(ended.value.code or 0)
+
+    monkeypatch.setenv("ONCEBOX_BOOTSTRAP_SERVERS", world.servers)
+    monkeypatch.setenv("ONCEBOX_DSN", world.dsn)
+    monkeypatch.setenv("ONCEBOX_RECONCILE_FEED_TOPIC", world.coordinators.feed_topic)
+    monkeypatch.setattr("spark_jobs.session.submitted_session", lambda: spark)
+    return call
+
+
+def test_a_damaged_table_is_as_its_topic_says(
+    world: World,
+    backfilled: Backfilled,
+    command: Callable[..., int],
+    check: Callable[..., Result],
+    capsys: pytest.CaptureFixture[str],
+):
     world.transfer(*range(1, 12))
     world.transfer(3, 4, version=1)
     world.transfer(6, version=9, commit=False)
@@ -88,9 +125,12 @@ def test_a_damaged_table_is_as_its_topic_says(world: World, backfilled: Backfill
     world.run("DELETE FROM journal WHERE id = 7000")
     spoilt = rows(world, "accounts")
 
-    assert counted(backfilled(is_dry=True)) == (10, 1, 2, 1)
+    assert command("accounts") == 0
+    counts = "10 rows: 1 deleted, 2 changed, 1 inserted"
+    assert capsys.readouterr().out == f"accounts: would have {counts}; rolled back, --apply does it\n"
     assert (rows(world, "accounts"), world.run(STATE), world.run(STAGED)) == (spoilt, state, [])
-    assert counted(backfilled()) == (10, 1, 2, 1)
+    assert main(["accounts", "--apply"]) == 0
+    assert f"accounts: has {counts}; the relay goes on from where it was" in capsys.readouterr().err
     assert rows(world, "accounts") == right
     assert counted(backfilled("public.journal")) == (13, 1, 0, 1)
     assert [row[:2] for row in rows(world, "journal")] == [row[:2] for row in entries]
@@ -98,7 +138,7 @@ def test_a_damaged_table_is_as_its_topic_says(world: World, backfilled: Backfill
     assert world.run(STAGED) == []
     result = check()
     assert (result.findings, result.exit_code) == ((), 0)
-    assert counted(backfilled()) == (10, 0, 0, 0)
+    assert (command("nothing", "--apply"), main(["nothing"]), main([])) == (4, 4, 4)
 
 
 def test_killed_anywhere_it_is_done_or_not_begun(world: World, backfilled: Backfilled):
@@ -126,16 +166,24 @@ def test_killed_anywhere_it_is_done_or_not_begun(world: World, backfilled: Backf
 
 @pytest.mark.parametrize("mode", ["transaction", "partition"])
 def test_a_running_relay_goes_on(
-    mode: str, relays: Relays, shared_coordinator: Coordinators, new_topic: TopicFactory, spark: Any
+    mode: str,
+    relays: Relays,
+    shared_coordinator: Coordinators,
+    new_topic: TopicFactory,
+    spark: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    # What the relay applies meanwhile is staged in a second round, and the rest while it is held.
+    monkeypatch.setattr("spark_jobs.backfill.HELD_OFFSETS_MAX", 10)
+    monkeypatch.setattr("spark_jobs.backfill.ROUNDS_MAX", 2)
     topic, other = (new_topic(partitions=2) for _ in range(2))
     relays.run(f"CREATE TABLE public.things ({KINDS}, {GUARD})")
-    relays.run(f"CREATE TABLE public.copies (id text PRIMARY KEY, whole bigint, {GUARD})")
+    relays.run("CREATE TABLE public.copies (id text PRIMARY KEY, whole bigint)")
     relays.run(f"CREATE TABLE public.lines (id text, version bigint, {GUARD})")
     relays.configure(
         [
             {"topic": topic, "table": "public.things", "key": ["id"]},
-            {"topic": topic, "table": "public.copies", "key": ["id"], "include": ["id", "whole"]},
+            {"topic": topic, "table": "public.copies", "key": ["id"], "include": ["id", "whole"], "guard": False},
             {"topic": other, "table": "public.lines", "insert_mode": "insert"},
         ],
         mode=mode,
@@ -196,10 +244,14 @@ def test_a_running_relay_goes_on(
             run(settings, table, progress, is_dry=False, session=spark)
             assert "applied 0 offsets" not in moved[0]
         before = applied()
-        relays.wait_until(lambda: applied() > before + 100, lambda: "the relay does not go on")
+        relays.wait_until(lambda: applied() > before + 200, lambda: "the relay does not go on")
     finally:
         stop.set()
         writer.join(60)
+    # All rows are by now the relay's own work: a backfill would write the very same.
+    assert counted(run(settings, "things", lambda _: None, is_dry=True, session=spark))[1:] == (0, 0, 0)
+    relays.run("UPDATE public.copies SET whole = -1 WHERE id = 'n-1'")
+    assert counted(run(settings, "copies", lambda _: None, is_dry=False, session=spark))[1:] == (0, 1, 0)
     result, _, _ = reconcile(spark, settings, lambda _: None)
     assert (result.findings, result.unchecked) == ((), ())
 
@@ -223,6 +275,37 @@ def test_a_key_that_moved_to_another_partition(world: World, backfilled: Backfil
     )
     with pytest.raises(ReconcileError, match="1 keys have records of the same time in two partitions"):
         backfilled()
+
+
+def test_dead_letters_count_as_they_were_replayed(world: World, backfilled: Backfilled):
+    source = world.sources[world.topics["accounts"], 0]
+    for offset, name in enumerate(("right", "parked", "spoilt")):
+        produce(world, 0, str(offset // 2), json.dumps({"id": offset // 2, "name": name}).encode())
+        if name != "right":
+            world.run(
+                "INSERT INTO oncebox.dead_letter (relay, source, record_offset, record_at, value, unit, error, state) "
+                "VALUES ('test', %s, %s, now(), '{\"id\": 1, \"name\": \"mended\"}', 1, '', %s)",
+                [source, offset, "parked" if name == "parked" else "replayed"],
+            )
+    world.run("UPDATE oncebox.position SET next_offset = 3, high_offset = 3 WHERE source = %s", [source])
+    backfilled()
+    assert world.run("SELECT id, name FROM accounts ORDER BY id") == [(0, "right"), (1, "mended")]
+
+    def replayed(text: str) -> None:
+        if "are staged" in text:
+            world.run("UPDATE oncebox.dead_letter SET state = 'replayed'")
+
+    with pytest.raises(CannotCheckError, match="dead letters were settled meanwhile"):
+        backfilled(progress=replayed)
+
+
+def set_policy(admin: AdminClient, topic: str, policy: str) -> None:
+    resource = ConfigResource(RESOURCE_TOPIC, topic)
+    resource.add_incremental_config(ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET))
+    admin.incremental_alter_configs([resource])[resource].result(60)
+    asked, deadline = ConfigResource(RESOURCE_TOPIC, topic), time.monotonic() + 60
+    while admin.describe_configs([asked])[asked].result(60)["cleanup.policy"].value != policy:
+        assert time.monotonic() < deadline
 
 
 def test_what_cannot_be_rebuilt_exactly_is_refused(world: World, backfilled: Backfilled):
@@ -257,12 +340,24 @@ def test_what_cannot_be_rebuilt_exactly_is_refused(world: World, backfilled: Bac
     refused("the relay began at 2, and without the guard")
     world.run(mapped, [json.dumps({"guard": True})])
     world.run(positions.format("start_offset = 0"), [source])
+    # A row of a compacted topic that names an offset which holds no record (any more).
+    world.run(
+        "UPDATE accounts SET oncebox_offset = (SELECT max(next_offset) - 1 FROM oncebox.position WHERE source = %s) "
+        "WHERE id = (SELECT min(id) FROM accounts WHERE oncebox_source = %s)",
+        [source, source],
+    )
+    right = rows(world, "accounts")
+    admin = AdminClient({"bootstrap.servers": world.servers})
+    for policy in ("compact", "delete"):
+        set_policy(admin, topic, policy)
+        if policy == "compact":
+            refused("1 rows name records that their compacted topic does not have", kind=CannotCheckError)
+    assert counted(backfilled()) == (19, 0, 1, 0)
     # A row that PostgreSQL refuses to hold.
     world.run("ALTER TABLE accounts ADD CONSTRAINT small CHECK (balance < 5) NOT VALID")
     world.run("DELETE FROM accounts WHERE id = 12")
     right = rows(world, "accounts")
     refused('PostgreSQL refuses: .*"small"; nothing is changed')
-    admin = AdminClient({"bootstrap.servers": world.servers})
     admin.delete_records([TopicPartition(topic, 0, 3)])[TopicPartition(topic, 0)].result(60)
     refused("retention has removed the offsets 0 to 2")
     admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
