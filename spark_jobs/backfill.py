@@ -61,9 +61,8 @@ def backfill(
     """`table`: schema.name, or the name of one in public. A dry run does all of it, and rolls back."""
     dsn = settings.postgres.dsn.get_secret_value()
     with psycopg.connect(dsn, autocommit=True, application_name=OWNER, **KEEPALIVE) as connection:
-        connection.isolation_level = (
-            psycopg.IsolationLevel.READ_COMMITTED
-        )  # what is staged under the lock has to be seen
+        # What is staged while the lock is held has to be seen.
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return _Backfill(spark, settings, table, progress, connection).run(is_dry=is_dry)
 
 

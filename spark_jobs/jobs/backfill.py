@@ -34,8 +34,10 @@ def run(
     """With a session of its own unless one is given."""
     from spark_jobs.backfill import backfill
     from spark_jobs.session import used_session
+    from spark_jobs.size import reads_little
 
-    with used_session(settings, session) as spark:
+    is_little = session is None and reads_little(settings.model_copy(update={"full": True}))
+    with used_session(settings, session, is_little=is_little) as spark:
         return backfill(spark, settings, table, progress, is_dry=is_dry)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -104,3 +106,8 @@ def test_texts_as_postgresql_reads_them():
     }
     for nothing in (None, bytearray(b"not JSON")):
         assert row_texts({"t": of}, "t", 0, 1, 2, bytearray(b"7"), nothing) is None
+
+
+def test_workers_make_rows_without_a_database_driver():
+    program = "import sys; sys.modules['psycopg'] = None; import spark_jobs.records, spark_jobs.targets"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
