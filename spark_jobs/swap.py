@@ -221,10 +221,13 @@ def _quoted(column: Column) -> str:
 def _identity(table: Table, keys: Sequence[str], alias: str, source: str = SOURCE, offset: str = OFFSET) -> sql.SQL:
     """What a row is found by, as it is staged: its key; where each record is a row of its own, the record's place."""
     if table.first.is_keyed:
-        return composed(f"({sql_row(table.first.key, keys)})")
+        return composed(f'({sql_row(table.first.key, keys)}) COLLATE "C"')
     return composed(f"(coalesce({alias}{source}::text, '~') || ';' || coalesce({alias}{offset}::text, '~') || ';')")
 
 
 def _whole(columns: Sequence[Column], names: Sequence[str]) -> sql.SQL:
-    """All of a row that is the relay's: the columns' canonical text (json has no equality), and the guard's."""
-    return composed(f"ROW({', '.join([sql_row(columns, names[: len(columns)]), *names[len(columns) :]])})")
+    """All of a row that is the relay's: the columns' canonical text (json has no equality), and the guard's. Compared
+    byte by byte, whatever the columns' own collations call equal.
+    """
+    text = f'({sql_row(columns, names[: len(columns)])}) COLLATE "C"'
+    return composed(f"ROW({', '.join([text, *names[len(columns) :]])})")

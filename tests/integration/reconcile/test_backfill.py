@@ -179,7 +179,7 @@ def test_a_running_relay_goes_on(
     monkeypatch.setattr("spark_jobs.backfill.ROUNDS_MAX", 2)
     topic, other = (new_topic(partitions=2) for _ in range(2))
     relays.run(f"CREATE TABLE public.things ({KINDS}, {GUARD})")
-    relays.run("CREATE TABLE public.copies (id text PRIMARY KEY, whole bigint)")
+    relays.run('CREATE TABLE public.copies (id text COLLATE "POSIX" PRIMARY KEY, whole bigint)')
     relays.run(f"CREATE TABLE public.lines (id text, version bigint, {GUARD})")
     relays.configure(
         [
@@ -239,7 +239,10 @@ def test_a_running_relay_goes_on(
     try:
         relays.wait_until(lambda: applied() > 300, lambda: "the relay stands still", timeout_s=120)
         if table == "things":  # as no later record could mend it
-            relays.run("UPDATE things SET ratio = 1, text = 'by hand', oncebox_offset = oncebox_offset + 1000000")
+            relays.run(
+                "BEGIN; LOCK TABLE things IN SHARE ROW EXCLUSIVE MODE; UPDATE things SET ratio = 1, text = 'by hand', "
+                "oncebox_offset = oncebox_offset + 1000000; COMMIT"
+            )
         else:
             relays.run("DELETE FROM lines WHERE version % 3 = 1")
         run(settings, table, progress, is_dry=False, session=spark)
