@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from spark_jobs.records import Record
     from spark_jobs.targets import Table
-    from spark_jobs.values import Record
 
 Range = tuple[int, int]  # first, next
 
@@ -151,6 +151,18 @@ def merge(ranges: Sequence[Range]) -> tuple[Range, ...]:
         else:
             merged.append((first, last))
     return tuple(merged)
+
+
+def beyond(ranges: Sequence[Range], known: Sequence[Range]) -> tuple[Range, ...] | None:
+    """What `ranges` has and `known` has not; None: `known` has more."""
+    left = list(merge(ranges))
+    for first, last in known:
+        at = next((at for at, each in enumerate(left) if each[0] <= first and last <= each[1]), None)
+        if at is None:
+            return None
+        before, after = (left[at][0], first), (last, left[at][1])
+        left[at : at + 1] = [each for each in (before, after) if each[0] < each[1]]
+    return tuple(left)
 
 
 def width_of(sources: Sequence[SourceCut], buckets: int) -> int:

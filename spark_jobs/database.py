@@ -16,8 +16,9 @@ from psycopg import sql
 from spark_jobs.columns import Kind
 from spark_jobs.encoding import sql_digest, sql_row
 from spark_jobs.queries import query
+from spark_jobs.records import row_values
 from spark_jobs.snapshot import ranges_text
-from spark_jobs.values import row_values, value_sql
+from spark_jobs.values import value_sql
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from spark_jobs.columns import Column
     from spark_jobs.cut import Range, SourceCut
     from spark_jobs.findings import Suspect
+    from spark_jobs.records import Record
     from spark_jobs.snapshot import Snapshot
     from spark_jobs.targets import Table, Target
-    from spark_jobs.values import Record
 
 Bucket = tuple[int, int]  # source, offset // width
 RowPlace = tuple[int | None, int | None]  # source and offset that a row names

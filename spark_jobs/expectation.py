@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 COMPRESSED = "spark.sql.inMemoryColumnarStorage.compressed"
 ROWS = "source int, offset bigint, timestamp timestamp, key_text string, digest bigint, is_delete boolean"
+RECORD = {"topic": "string", "partition": "int", "key": "binary", "value": "binary"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +90,11 @@ def _kept(frame: DataFrame) -> DataFrame:
         spark.conf.set(COMPRESSED, before or "true")
 
 
-def expected_frame(run: Run, table: Table, sources: Sequence[SourceCut]) -> DataFrame:
-    """Of the records inside the cut that say something of rows; dead letters count as they were replayed, if ever."""
+def expected_frame(run: Run, table: Table, sources: Sequence[SourceCut], *, with_records: bool = False) -> DataFrame:
+    """Of the records inside the cut that say something of rows; dead letters count as they were replayed, if ever.
+    `with_records`: each with its record beside it.
+    """
+    also = RECORD if with_records else {}
     letters = {(each.source, each.offset) for each in run.cut.dead_letters} | run.cut.replayed.keys()
     rows: DataFrame | None = None
     for target in table.targets:
@@ -101,6 +105,8 @@ def expected_frame(run: Run, table: Table, sources: Sequence[SourceCut]) -> Data
         )
         for records in parts:
             if records is not None:
-                made = expected_rows(records, target)
+                made = expected_rows(records, target, tuple(also))
                 rows = made if rows is None else rows.unionByName(made)
-    return run.spark.createDataFrame([], ROWS) if rows is None else rows.filter(~F.col("is_void")).drop("is_void")
+    if rows is None:
+        return run.spark.createDataFrame([], ", ".join([ROWS, *(f"{name} {kind}" for name, kind in also.items())]))
+    return rows.filter(~F.col("is_void")).drop("is_void")

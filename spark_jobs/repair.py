@@ -15,15 +15,16 @@ from psycopg import sql
 from spark_jobs.database import OFFSET, SOURCE, digest_sql, identities_condition, record_digests
 from spark_jobs.errors import ReconcileError
 from spark_jobs.queries import query
+from spark_jobs.records import from_json, row_values
 from spark_jobs.targets import Table, by_table, config_hash, read_target
-from spark_jobs.values import from_json, row_values, value_sql
+from spark_jobs.values import value_sql
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from spark_jobs.database import Ask, Identity
+    from spark_jobs.records import Record
     from spark_jobs.targets import Target
-    from spark_jobs.values import Record
 
 OWNER = "oncebox reconcile repair"
 FORMAT = 2
@@ -82,11 +83,11 @@ def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> in
 def _prepared(connection: Connection, relay: str, wanted_hash: str) -> dict[str, Table]:
     connection.execute("SET LOCAL TIME ZONE 'UTC'")  # a time without a zone is UTC to the relay
     tables = _tables(connection, relay, wanted_hash)
-    raise_fence(connection, relay)
+    raise_fence(connection, relay, OWNER)
     return tables
 
 
-def raise_fence(connection: Connection, relay: str) -> None:
+def raise_fence(connection: Connection, relay: str, owner: str) -> None:
     """From here to our commit no relay process can commit; those that try are told by whom they were fenced."""
     row = connection.execute(
         "UPDATE oncebox.relay SET fence = fence + 1, owner = NULL, owner_since = now() WHERE relay = %s "
@@ -97,12 +98,12 @@ def raise_fence(connection: Connection, relay: str) -> None:
         raise ReconcileError(f"this database knows no relay {relay!r}")
     fence, mode = row
     if mode == "transaction":
-        connection.execute("UPDATE oncebox.position SET fence = %s, owner = %s WHERE relay = %s", [fence, OWNER, relay])
+        connection.execute("UPDATE oncebox.position SET fence = %s, owner = %s WHERE relay = %s", [fence, owner, relay])
         connection.execute("UPDATE oncebox.feed_position SET fence = %s WHERE relay = %s", [fence, relay])
     else:
         connection.execute(
             "UPDATE oncebox.position SET fence = fence + 1, owner = %s, owner_since = now() WHERE relay = %s",
-            [OWNER, relay],
+            [owner, relay],
         )
 
 

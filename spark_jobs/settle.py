@@ -13,11 +13,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_jobs.database import record_digests
 from spark_jobs.findings import Kind, Settled, Suspect
 from spark_jobs.frames import literal_frame
+from spark_jobs.records import Record
 from spark_jobs.snapshot import as_mapping
 from spark_jobs.sources import topic_records
 from spark_jobs.transforms import difference
 from spark_jobs.transforms.expected import expected_rows
-from spark_jobs.values import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

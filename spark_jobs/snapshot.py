@@ -17,8 +17,8 @@ from spark_jobs.cut import Cut, DeadLetter, Position, Range, SourceCut, cut_sour
 from spark_jobs.errors import CannotCheckError, ReconcileError
 from spark_jobs.facts import Facts, read_compacted, read_facts
 from spark_jobs.queries import query
+from spark_jobs.records import Record
 from spark_jobs.targets import GUARD_COLUMNS, Table, by_table, config_hash, read_target
-from spark_jobs.values import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -114,25 +114,31 @@ class Snapshot:
         """
         if self._holder is None:
             raise ReconcileError("the snapshot is not open")
-        # What libpq has made of the address, the environment and the password file.
-        used = {each.keyword.decode(): each.val.decode() for each in self._holder.pgconn.info if each.val}
-        info = self._holder.info
-        host = "localhost" if info.host.startswith("/") else info.host  # Java knows no sockets in folders
-        host = f"[{host}]" if ":" in host else host
-        options = {
-            "url": f"jdbc:postgresql://{host}:{info.port}/{quote(info.dbname, safe='')}",
-            "driver": "org.postgresql.Driver",
-            "user": info.user,
-            "password": info.password,
+        return jdbc_place(self._holder) | {
             "fetchsize": "10000",
             "sessionInitStatement": "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
             f"SET TRANSACTION SNAPSHOT '{self.name}'",
-            "ApplicationName": APPLICATION,
         }
-        for name in ("sslmode", "sslrootcert", "sslcert", "sslkey"):
-            if name in used:
-                options[name] = used[name]
-        return options
+
+
+def jdbc_place(connection: psycopg.Connection[Any]) -> dict[str, str]:
+    """Where a connection leads and as whom, for Spark's JDBC."""
+    # What libpq has made of the address, the environment and the password file.
+    used = {each.keyword.decode(): each.val.decode() for each in connection.pgconn.info if each.val}
+    info = connection.info
+    host = "localhost" if info.host.startswith("/") else info.host  # Java knows no sockets in folders
+    host = f"[{host}]" if ":" in host else host
+    options = {
+        "url": f"jdbc:postgresql://{host}:{info.port}/{quote(info.dbname, safe='')}",
+        "driver": "org.postgresql.Driver",
+        "user": info.user,
+        "password": info.password,
+        "ApplicationName": APPLICATION,
+    }
+    for name in ("sslmode", "sslrootcert", "sslcert", "sslkey"):
+        if name in used:
+            options[name] = used[name]
+    return options
 
 
 def _first_line(error: BaseException) -> str:
@@ -167,7 +173,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
         for partition, each in facts.get(feed_topic, {}).items()
     }
     letters, replayed, notes = _letters(snapshot, name)
-    tables, more = _existing(snapshot, by_table(targets))
+    tables, more = existing_tables(snapshot, by_table(targets))
     notes += more + _notes(topics, sources, facts, feed_topic, mode)
     mapped = {target.topic for target in targets}
     notes += [f"the topic {topic} is mapped to no table: not checked" for topic in topics if topic not in mapped]
@@ -285,7 +291,7 @@ def _verified(snapshot: Snapshot, relay: str, hashed: str) -> list[tuple[Any, ..
     return snapshot.rows("verified", relay=relay, config_hash=hashed, system_identifier=snapshot.system)
 
 
-def _existing(snapshot: Snapshot, tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
+def existing_tables(snapshot: Snapshot, tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
     """Tables that are there with all their columns; the others are told, not guessed."""
     existing, notes = [], []
     for table in tables:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from oncebox.wire import KafkaSettings
     from spark_jobs.cut import Range, SourceCut
+    from spark_jobs.records import Record
     from spark_jobs.snapshot import Snapshot
     from spark_jobs.targets import Table
-    from spark_jobs.values import Record
 
 RANGES_INLINE_MAX = 50
 PARTITION_ROWS = 500_000

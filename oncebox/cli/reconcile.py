@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,16 +113,21 @@ def _waited(seconds: float) -> bool:
     return True
 
 
-def _once(settings: Any, *, as_json: bool) -> int:
-    from spark_jobs.jobs.reconcile import run as run_job
-    from spark_jobs.result import to_json
-
+def _progress() -> Callable[[str], None]:
     begun_s = time.monotonic()
 
     def tell(text: str) -> None:
         print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     tell("starting Spark")
+    return tell
+
+
+def _once(settings: Any, *, as_json: bool) -> int:
+    from spark_jobs.jobs.reconcile import run as run_job
+    from spark_jobs.result import to_json
+
+    tell = _progress()
     try:
         with _exit_codes():
             result, files = run_job(settings, tell)
@@ -216,6 +221,32 @@ def repair(
     how = "rolled back, nothing is changed" if dry_run else f"to undo: oncebox reconcile repair {undo_file} --undo"
     print(f"{done['done']} rows mended" + (f"; {how}" if done["done"] else ""))
     raise typer.Exit(0 if not done["skipped"] else 1)
+
+
+@app.command(
+    epilog="Exit codes: 0 done (or rolled back), 2 could not be done now, 4 cannot be done; with 2 and 4 nothing is "
+    "changed. Example: oncebox reconcile backfill shop.orders --config reconcile.yaml --apply"
+)
+def backfill(
+    table: str = typer.Argument(help="The table, as schema.name; without a schema: of public."),
+    apply: bool = typer.Option(False, "--apply", help="Do it. Otherwise all of it is done and rolled back."),
+    config: Path | None = CONFIG,
+    bootstrap_servers: str | None = SERVERS,
+    dsn: str | None = DSN,
+    relay: str | None = RELAY,
+    master: str | None = MASTER,
+    feed_topic: str | None = FEED,
+) -> None:
+    """Rebuild a table from its topics at the point where the relay is, which then goes on from there."""
+    from spark_jobs.jobs.backfill import run as run_job
+    from spark_jobs.jobs.backfill import told
+
+    with _exit_codes():
+        settings = _settings(
+            config, bootstrap_servers=bootstrap_servers, dsn=dsn, relay=relay, master=master, feed_topic=feed_topic
+        )
+        changes = run_job(settings, table, _progress(), is_dry=not apply)
+    print(told(table, changes, is_dry=not apply))
 
 
 @app.command(epilog="Example: oncebox reconcile audit --bootstrap-servers localhost:9092")

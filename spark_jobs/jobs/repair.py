@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncebox.settings import kafka_settings
+from spark_jobs.records import row_values, to_json
 from spark_jobs.repair import FORMAT
 from spark_jobs.settle import Settler
-from spark_jobs.values import row_values, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from spark_jobs.config import ReconcileSettings
     from spark_jobs.cut import Cut
     from spark_jobs.findings import Settled, TableResult
+    from spark_jobs.records import Record
     from spark_jobs.settle import Place
     from spark_jobs.targets import Table
-    from spark_jobs.values import Record
 
 
 def make_plan(

@@ -76,3 +76,15 @@ DELETE FROM oncebox.reconciliation_runs WHERE relay = %(relay)s AND run <= %(run
 -- name: history
 SELECT run, kind, verdict, started_at, finished_at, rows_checked, findings, lag FROM oncebox.reconciliation_runs
 WHERE %(relay)s = '' OR relay = %(relay)s ORDER BY run DESC LIMIT %(limit)s;
+
+-- name: staged
+SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%(schema)s) AND relkind = 'r'
+    AND starts_with(relname, %(prefix)s);
+
+-- name: other_relays
+SELECT DISTINCT relay FROM oncebox.target
+WHERE relay <> %(relay)s AND table_schema = %(schema)s AND table_name = %(table)s ORDER BY relay;
+
+-- name: letters_counted
+SELECT count(*) FILTER (WHERE state <> 'replayed'), count(*) FILTER (WHERE state = 'replayed')
+FROM oncebox.dead_letter WHERE relay = %(relay)s;

@@ -9,6 +9,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_jobs.encoding import HALF_BITS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import Column, DataFrame
 
 
@@ -34,12 +36,17 @@ def bucket_sums(rows: DataFrame, width: int, *, is_guarded: bool) -> DataFrame:
     )
 
 
+def latest_of_source(rows: DataFrame, also: Sequence[str] = ()) -> DataFrame:
+    """The last record of each key in each source, as the struct `of_source`."""
+    newest = F.max_by(F.struct("offset", "timestamp", "digest", "is_delete", *also), F.col("offset"))
+    return rows.groupBy("key_text", "source").agg(newest.alias("of_source"))
+
+
 def latest(rows: DataFrame) -> DataFrame:
     """The last record of each key. Within a source the highest offset counts; a key that moved to another partition
     (partitions were added) is where its newest record is.
     """
-    newest = F.max_by(F.struct("offset", "timestamp", "digest", "is_delete"), F.col("offset"))
-    by_source = rows.groupBy("key_text", "source").agg(newest.alias("of_source"))
+    by_source = latest_of_source(rows)
     chosen = F.max_by(F.struct("source", "of_source"), F.col("of_source.timestamp"))
     return (
         by_source.groupBy("key_text")

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 ROOT: dict[str, tuple[str, ...]] = {"json": (), "debezium": ("after",)}
 
 
-def expected_rows(records: DataFrame, target: Target) -> DataFrame:
+def expected_rows(records: DataFrame, target: Target, also: Sequence[str] = ()) -> DataFrame:
+    """`also`: columns of the records that are kept beside."""
     parsed = _parsed(records, target)
     raw = {column.name: _raw(column, target) for column in target.columns}
     encoded = [spark_column(column, raw[column.name]) for column in target.columns]
@@ -43,6 +44,7 @@ def expected_rows(records: DataFrame, target: Target) -> DataFrame:
         F.when(~F.col("is_delete") & ~F.col("is_void"), digest).alias("digest"),
         F.col("is_delete"),
         F.col("is_void"),
+        *also,
     )
 
 

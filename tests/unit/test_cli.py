@@ -73,7 +73,7 @@ def test_what_shows_something_shows_it_to_programs_too(commands: dict[str, Any])
         "coordinator run", "demo", "relay run", "relay pause", "relay resume", "relay rewind", "relay rebuild",
         "relay dead-letters fix", "relay dead-letters replay", "relay dead-letters discard", "local up", "local down",
         "local env", "local topic", "outbox init", "outbox run", "outbox pause", "outbox resume", "outbox resolve",
-        "reconcile plan", "reconcile repair", "sim",
+        "reconcile backfill", "reconcile plan", "reconcile repair", "sim",
     }  # fmt: skip
     shows = {name for name, command in commands.items() if any("--json" in each.opts for each in command.params)}
     assert shows == commands.keys() - does

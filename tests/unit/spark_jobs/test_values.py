@@ -6,9 +6,10 @@ import pytest
 
 from spark_jobs.findings import Kind, Settled, Suspect
 from spark_jobs.jobs.repair import action_for
+from spark_jobs.records import Record, from_json, row_values, to_json
 from spark_jobs.targets import Table, Target, by_table, read_target
 from spark_jobs.transforms import difference
-from spark_jobs.values import Record, from_json, row_values, to_json, value_sql
+from spark_jobs.values import value_sql
 
 
 def column(name: str, kind: str, origin: str = "value", path: tuple[str, ...] = (), unit: str | None = None) -> Any:
