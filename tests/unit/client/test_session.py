@@ -43,7 +43,13 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def Session(self, requests: AsyncIterator[pb.SessionRequests], context: Any) -> None:  # type: ignore[override] # noqa: N802
         self.streams += 1
-        self.push = lambda response: context.write(pb.SessionResponses(responses=[response]))
+        turn = asyncio.Lock()  # gRPC takes one message at a time
+
+        async def write(responses: list[pb.SessionResponse]) -> None:
+            async with turn:
+                await context.write(pb.SessionResponses(responses=responses))
+
+        self.push = lambda response: write([response])
         async for message in requests:
             self.messages.append(message.ByteSize())
             for request in message.requests:
@@ -54,7 +60,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
                 self.broken_streams -= 1
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "moving")
             if not self.hangs:
-                await context.write(pb.SessionResponses(responses=[self._answer(each) for each in message.requests]))
+                await write([self._answer(each) for each in message.requests])
 
     def _answer(self, request: pb.SessionRequest) -> pb.SessionResponse:
         if self.refusals:
