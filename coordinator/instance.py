@@ -316,7 +316,8 @@ class Instance:
                     self._peers.follow(members)
                     pause_s = MEMBERS_EVERY_S
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._members_changed.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._members_changed.wait()
 
     async def _sweep_hanging(self) -> None:
         while True:

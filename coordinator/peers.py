@@ -54,7 +54,8 @@ class PeerServicer(peer_pb2_grpc.PeersServicer):
                 if self._leaving:
                     return
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), BEAT_S)
+                    async with asyncio.timeout(BEAT_S):
+                        await event.wait()
         finally:
             self._changed.discard(event)
 
@@ -153,7 +154,8 @@ class Peers:
             try:
                 stream = stub.Follow(peer_pb2.FollowRequest(instance=self._instance, address=self._address))
                 while True:
-                    leading = await asyncio.wait_for(stream.read(), SILENT_S)
+                    async with asyncio.timeout(SILENT_S):
+                        leading = await stream.read()
                     if leading is grpc.aio.EOF:
                         return heard
                     if leading.instance != instance:
@@ -175,7 +177,8 @@ class Peers:
                 stream = peer_pb2_grpc.PeersStub(channel).Follow(
                     peer_pb2.FollowRequest(instance=self._instance, address=self._address)
                 )
-                leading = await asyncio.wait_for(stream.read(), RECONNECT_S)
+                async with asyncio.timeout(RECONNECT_S):
+                    leading = await stream.read()
             except (grpc.aio.AioRpcError, TimeoutError):
                 return False
             except asyncio.CancelledError:

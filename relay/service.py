@@ -83,7 +83,8 @@ class Relay:
             self.status.retries += 1
             pause_s = RETRY_S if self.status.batches > batches else min(pause_s * 2, self.settings.retry_max_ms / 1000)
             try:
-                await asyncio.wait_for(self._stop.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._stop.wait()
             except TimeoutError:
                 continue
         self.status.turn("STOPPED", "asked to stop")

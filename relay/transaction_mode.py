@@ -370,7 +370,8 @@ class TransactionSession:
 async def _either(stop: asyncio.Event, timeout_s: float) -> None:
     """Until told to stop, but no longer than this."""
     try:
-        await asyncio.wait_for(stop.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await stop.wait()
     except TimeoutError:
         return
 

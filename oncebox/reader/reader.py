@@ -177,7 +177,8 @@ class TransactionReader:
         if not self._outbox and self._error is None:
             self._changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
         return bool(self._outbox) or self._error is not None
 
     def waiting(self, where: TopicPartition, below: int) -> Iterator[Record]:
@@ -210,7 +211,8 @@ class TransactionReader:
         if not self._assembly.is_whole(where, offset):
             self._changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
         return self._assembly.is_whole(where, offset)
 
     @property
@@ -282,7 +284,8 @@ class TransactionReader:
         while True:
             if not self._room.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._room.wait(), 0 if is_stalled else STALL_S)
+                    async with asyncio.timeout(0 if is_stalled else STALL_S):
+                        await self._room.wait()
             is_stalled = not self._room.is_set()
             if is_stalled:
                 needed = assembly.needed_for(*self._awaited) if self._awaited is not None else set()

@@ -196,7 +196,8 @@ class OutboxRelay:
     async def _pause(self, seconds: float) -> bool:
         """Whether it was told to stop meanwhile."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
         return self._stop.is_set()
 
     async def _tell_stopped(self, error: StopError) -> None:

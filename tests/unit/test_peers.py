@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import pytest
@@ -92,3 +92,39 @@ async def test_a_lost_connection_is_not_a_lost_instance(monkeypatch: pytest.Monk
         other.ends.set()
         await asyncio.sleep(0.3)
         assert gone.empty()
+
+
+class Words:
+    """A channel and the one stream over it, whose next word comes when the test says."""
+
+    def __init__(self) -> None:
+        self.next: asyncio.Future[peer_pb2.Leading] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def unary_stream(self, *_: Any, **__: Any) -> Callable[..., "Words"]:
+        return lambda *_, **__: self
+
+    unary_unary = unary_stream
+
+    async def read(self) -> peer_pb2.Leading:
+        self.next = asyncio.get_running_loop().create_future()
+        return await self.next
+
+
+@pytest.mark.parametrize("steps", range(5))
+async def test_closing_is_not_missed_for_a_word_that_comes_at_the_same_moment(steps: int) -> None:
+    words: Any = Words()
+    peers = Peers("me", "me:1", open_channel=lambda _: words, gone=lambda _: None)
+    peers.follow({"me": "me:1", "other": "other:1"})
+    while words.next is None:  # noqa: ASYNC110 - the other task's step
+        await asyncio.sleep(0)
+    words.next.set_result(LEADING)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await peers.close()
