@@ -125,18 +125,37 @@ def used_session(
     settings: ReconcileSettings, given: SparkSession | None, *, is_little: bool = False
 ) -> Iterator[SparkSession]:
     """The given one, or one of its own that ends with its use. What fails in it is told in one sentence."""
-    if given is None:
-        spark = new_session(master=settings.master, driver_memory=settings.driver_memory, is_little=is_little)
-    else:
-        spark = given
     try:
-        with watched(spark, settings.workers_wait_ms):
+        with _given_or_own(settings, given, is_little=is_little) as spark, watched(spark, settings.workers_wait_ms):
             yield prepared(spark)
     except Exception as error:
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from error
         raise translated(error) from error
+
+
+@contextmanager
+def _given_or_own(
+    settings: ReconcileSettings, given: SparkSession | None, *, is_little: bool
+) -> Iterator[SparkSession]:
+    if given is not None:
+        yield given
+        return
+    spark = new_session(master=settings.master, driver_memory=settings.driver_memory, is_little=is_little)
+    try:
+        yield spark
     finally:
-        if given is None:
-            spark.stop()
+        spark.stop()
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """An interrupt cuts the connection to Java: what tidies up on the way out fails in its turn, and would be taken for
+    the answer.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def translated(error: Exception) -> Exception:

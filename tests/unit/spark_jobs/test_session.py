@@ -1,12 +1,15 @@
-"""Jars that were resolved once are not resolved again, unless one of them is gone."""
+"""Jars that were resolved once are not resolved again, unless one of them is gone; and how a session's use ends."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
-from spark_jobs.session import Resolved
+from spark_jobs.errors import CannotCheckError
+from spark_jobs.session import Resolved, used_session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,3 +48,35 @@ def test_a_cache_that_cannot_be_written(jars: list[Path], tmp_path: Path):
     given = Resolved("org:one:1")
     given.remember(jars[0].as_uri())
     assert given.options() == {"spark.jars.packages": "org:one:1"}
+
+
+class NoSpark:
+    """As far as a session of somebody else's is touched."""
+
+    class conf:  # noqa: N801 - Spark's name
+        @staticmethod
+        def set(name: str, value: str) -> None:
+            pass
+
+    class sparkContext:  # noqa: N801 - Spark's name
+        master = "local[1]"
+
+
+SETTINGS: Any = SimpleNamespace(workers_wait_ms=1_000)
+
+
+def test_who_interrupts_is_not_answered_with_what_failed_on_the_way_out():
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            tidy_up()
+
+    def tidy_up() -> None:
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+    given: Any = NoSpark()
+    with pytest.raises(KeyboardInterrupt), used_session(SETTINGS, given):
+        interrupted()
+    with pytest.raises(CannotCheckError, match="Spark failed during the run"), used_session(SETTINGS, given):
+        tidy_up()
