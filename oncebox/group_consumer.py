@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
     from oncebox.reader.types import Record
 
+NAME = "group.instance.id"
+STRATEGY = "partition.assignment.strategy"
+# Only what moves stands still: partitions are given up in one round and given to others in the next, for which whoever
+# gave them up has to ask. A member with a name that dies before it asks gets the rest of its own when it is back,
+# without a round: what it gave up is nobody's, until something else moves the group.
+TWO_ROUNDS = "cooperative-sticky"
+
 COMMITTED_TIMEOUT_S = 30.0
 # Shut out more often than this, in this time: by a namesake that comes back, too.
 SHUT_OUT_MAX = 3
@@ -56,7 +63,7 @@ class GroupConsumer:
             "group.id": group_id,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
-            "partition.assignment.strategy": "cooperative-sticky",
+            STRATEGY: "roundrobin" if NAME in config else TWO_ROUNDS,
             **config,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
@@ -155,8 +162,8 @@ class GroupConsumer:
         now_s = time.monotonic()
         if len(self._shut_out_s) == SHUT_OUT_MAX and now_s - self._shut_out_s[0] < SHUT_OUT_S:
             raise NamesakeError(
-                f"group {self._config['group.id']} has another member with group.instance.id "
-                f"{self._config['group.instance.id']!r}: each has taken the other's place {SHUT_OUT_MAX} times"
+                f"group {self._config['group.id']} has another member with {NAME} "
+                f"{self._config[NAME]!r}: each has taken the other's place {SHUT_OUT_MAX} times"
             )
         self._shut_out_s.append(now_s)
         self._consumer.close()
@@ -176,5 +183,5 @@ def _shut_out(error: Any) -> bool:
     from confluent_kafka import KafkaError
 
     # librdkafka tells a fatal error's reason only in its text.
-    fatal = error.code() == KafkaError._FATAL and "group.instance.id" in error.str()  # noqa: SLF001
+    fatal = error.code() == KafkaError._FATAL and NAME in error.str()  # noqa: SLF001
     return bool(fatal or error.code() == KafkaError.FENCED_INSTANCE_ID)

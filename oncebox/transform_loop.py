@@ -24,7 +24,7 @@ from oncebox.errors import (
     TransactionTimedOutError,
     UsageError,
 )
-from oncebox.group_consumer import GroupConsumer
+from oncebox.group_consumer import NAME, STRATEGY, TWO_ROUNDS, GroupConsumer
 from oncebox.producer import Producer, ProducerSettings
 from oncebox.reader.source import topics_of
 from oncebox.session import OpenChannel, open_plain_channel
@@ -69,6 +69,11 @@ class TransformSettings:
     def __post_init__(self) -> None:
         if (self.poison == "dead-letter") != bool(self.dead_letter_topic):
             raise UsageError('poison="dead-letter" and dead_letter_topic need each other')
+        if NAME in self.consumer and TWO_ROUNDS in self.consumer.get(STRATEGY, ""):
+            raise UsageError(
+                f"with {NAME}, {TWO_ROUNDS} loses partitions when a member dies at a bad moment: leave "
+                f"{STRATEGY} out (it is roundrobin then)"
+            )
         if self.slack_ms <= 0:
             raise UsageError(
                 f"transactions of {self.transaction_ms} ms would be aborted by producer.transaction_timeout_ms of "

@@ -188,7 +188,7 @@ def take_the_name(servers: str, group: str, name: str, source: str) -> None:
             "bootstrap.servers": servers,
             "group.id": group,
             "group.instance.id": name,
-            "partition.assignment.strategy": "cooperative-sticky",
+            "partition.assignment.strategy": "roundrobin",
             "enable.auto.commit": False,
             **QUICK,
         }
