@@ -2,6 +2,8 @@
 prerequisite is told once, before the first test, not by every test that needs it.
 """
 
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -60,3 +62,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 f"{error}\n{len(needing)} of the selected tests need it; the others: "
                 "pytest -m 'not kafka and not spark'"
             ) from None
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A run takes long: what fails is told at once, its reasons at the end."""
+    # A worker's reports come a second time, from whoever started it.
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when})", file=sys.__stderr__, flush=True)
