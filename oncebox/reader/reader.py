@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 FEED_VERSION = 1
 FEED_TOPIC = "oncebox.commits"
 # Commits known ahead of their records; beyond it the feed is read only as far as records ask for it.
-PENDING_MAX = 50_000
+PENDING_MAX = 5_000
 TOPICS_QUEUE_KBYTES = 16 * 1024
 FEED_QUEUE_KBYTES = 4 * 1024
 CHECK_PAUSE_S = 0.01

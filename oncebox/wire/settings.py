@@ -21,6 +21,10 @@ SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"
 SaslToken = Callable[[], tuple[str, float]]
 
 
+# A broker that answers nothing for so long is left and called anew; librdkafka by itself would wait for a minute.
+UNANSWERED_MS = 15_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSettings:
     bootstrap_servers: str
@@ -93,6 +97,7 @@ def librdkafka_config(settings: KafkaSettings) -> dict[str, Any]:
         "security.protocol": settings.security_protocol,
         "socket.connection.setup.timeout.ms": settings.socket_connection_setup_timeout_ms,
         "connections.max.idle.ms": settings.connections_max_idle_ms,
+        "socket.timeout.ms": UNANSWERED_MS,
     }
     if settings.security_protocol.startswith("SASL"):
         config["sasl.mechanism"] = settings.sasl_mechanism

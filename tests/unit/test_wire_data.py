@@ -43,6 +43,7 @@ def test_plaintext_settings():
         "security.protocol": "PLAINTEXT",
         "socket.connection.setup.timeout.ms": 10_000,
         "connections.max.idle.ms": 540_000,
+        "socket.timeout.ms": 15_000,
     }
 
 
