@@ -31,6 +31,7 @@ def bench(
     from rich.console import Console
 
     from proof.bench import context, machine, registry, report
+    from proof.bench.missed import WHY
 
     names = list(registry.BENCHES) if name == "all" else [name]
     if unknown := set(names) - set(registry.BENCHES):
@@ -64,7 +65,7 @@ def bench(
                     explained = {each: inspect.cleandoc(run.__doc__ or "") for each, run in benches.items()}
                     command = shlex.join(["oncebox", *sys.argv[1:]])
                     report.write_markdown(
-                        results, markdown, explained=explained, machine=described, command=command, plot=plot
+                        results, markdown, explained=explained, why=WHY, machine=described, command=command, plot=plot
                     )
 
 

@@ -76,11 +76,14 @@ def write_markdown(
     path: Path,
     *,
     explained: Mapping[str, str],
+    why: Mapping[str, str],
     machine: Mapping[str, str],
     command: str,
     plot: Path | None = None,
 ) -> None:
-    """`explained` says what each bench (the part of a name before the slash) measures."""
+    """`explained` says what each bench (the part of a name before the slash) measures; `why`, by the whole name, what
+    keeps some from their target, where they miss it.
+    """
     lines = [
         "# Bench",
         "",
@@ -97,8 +100,10 @@ def write_markdown(
         lines += [f"## {bench}", "", explained[bench], ""]
         lines += ["| bench | compared | ours | peer | unit | ratio | target |"]
         lines += ["| --- | --- | ---: | ---: | --- | ---: | ---: |"]
-        lines += [_row(result) for result in results if _bench(result) == bench]
-        lines += [""]
+        mine = [result for result in results if _bench(result) == bench]
+        lines += [*map(_row, mine), ""]
+        missed = [result.name for result in mine if reached(result) is False and result.name in why]
+        lines += [line for name in missed for line in (f"Why {name} is missed: {why[name]}", "")]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines))
 

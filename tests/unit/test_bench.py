@@ -11,6 +11,7 @@ from rich.console import Console
 
 from proof.bench import context, machine, registry, report
 from proof.bench.measure import Metric, Side, fixed, interleave
+from proof.bench.missed import WHY
 from proof.bench.peer_confluent import measure, percentile
 from proof.bench.result import Result, ratio, reached, spread, to_json
 
@@ -250,6 +251,7 @@ def test_markdown_page(tmp_path):
         [result(), result(name="relay/rows", unit="rows/s", target=3.0)],
         page,
         explained={"kafka": "What Kafka does.", "relay": "What the relay does."},
+        why={"kafka/rate": "it is not.", "relay/rows": "it is hard."},
         machine={"cores": "2", "Kafka": "4.3.1"},
         command="oncebox bench all --quick --markdown docs/bench.md",
         plot=tmp_path / "docs" / "images" / "bench.svg",
@@ -262,3 +264,9 @@ def test_markdown_page(tmp_path):
     against = "Oncebox against confluent-kafka"
     assert f"| kafka/rate | {against} | 200 (100..300) | 100 (100..120) | commits/s | 2 (1..2.5) | 1 |" in lines
     assert f"| relay/rows | {against} | 200 (100..300) | 100 (100..120) | rows/s | 2 (1..2.5) | 3 missed |" in lines
+    assert "Why relay/rows is missed: it is hard." in lines
+    assert "it is not." not in page.read_text()
+
+
+def test_whys_are_of_benches_that_there_are():
+    assert {name.partition("/")[0] for name in WHY} <= registry.BENCHES.keys()
