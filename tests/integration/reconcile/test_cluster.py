@@ -38,16 +38,15 @@ class Cluster:
     folder: Path
     environment: dict[str, str]
 
-    def submit(self, world: World, **more: str) -> ChildProcess:
-        """A full run, not waited for; `more` variables with settings."""
+    def submit(self, world: World, *given: str, job: str = "reconcile", **more: str) -> ChildProcess:
+        """Not waited for; a full run, where nothing else is `given`. `more` variables with settings."""
         archive = package.write(self.folder / "oncebox.zip")
-        job = [str(ROOT / "spark_jobs" / "jobs" / "reconcile.py"), "--full"]
         command = [
             *(str(BIN / "spark-submit"), "--master", self.url, "--py-files", str(archive)),
             *("--packages", ",".join(PACKAGES), "--conf", f"spark.jars.ivy={cache_folder() / 'ivy'}"),
             *("--conf", "spark.executor.memory=600m", "--conf", "spark.ui.enabled=false"),
             *("--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=2"),
-            *("--driver-memory", "700m", *job),
+            *("--driver-memory", "700m", str(ROOT / "spark_jobs" / "jobs" / f"{job}.py"), *(given or ("--full",))),
         ]
         settings = {
             "ONCEBOX_BOOTSTRAP_SERVERS": world.servers,
@@ -128,6 +127,22 @@ def test_a_worker_that_dies_changes_no_verdict(world: World, cluster: Cluster):
     assert "9 findings: 9 row differs" in told, told[-3000:]
     assert code == 1
     assert "Traceback" not in told, told[-3000:]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_table_is_rebuilt_on_two_workers(world: World, cluster: Cluster):
+    world.transfer(*range(1, 10))
+    world.apply()
+    before = world.run("SELECT * FROM accounts ORDER BY id")
+    world.run("UPDATE accounts SET balance = balance + 1 WHERE id = 3")
+    world.run("DELETE FROM accounts WHERE id = 4")
+    with cluster.submit(world, "public.accounts", "--apply", job="backfill") as submitted:
+        code = submitted.wait(timeout_s=SUBMIT_S)
+    told = submitted.log.read_text()
+    assert "0 deleted, 1 changed, 1 inserted" in told, told[-3000:]
+    assert code == 0
+    assert world.run("SELECT * FROM accounts ORDER BY id") == before
 
 
 @pytest.mark.long
