@@ -1,6 +1,7 @@
 """The Admin service: what is open, who blocks a partition, and how it is ended."""
 # ruff: noqa: N802 - gRPC names methods as the .proto file does
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from oncebox.v1.admin_pb2_grpc import AdminServicer
 logger = logging.getLogger(__name__)
 
 TOPICS_MAX = 1_000
+# So many ids are looked at in one go; then those who commit have their turn.
+TURN_IDS = 50
 
 Response = TypeVar("Response", pb.AbortResponse, pb.ForceFenceResponse)
 
@@ -47,15 +50,21 @@ class AdminService(AdminServicer):
         except RequestRefusedError as error:
             await abort(context, error.refused)
         response = pb.ListResponse()
-        states = list(self._calls.page(request.prefix, request.page_token, query.ids_max))
-        for state in states:
-            log_partition = self._calls.partition_of(state.transactional_id)
-            response.transactions.extend(listing.summaries(state, query, log_partition, self._now_ms()))
-            if len(response.transactions) >= query.page_size:
-                response.next_page_token = state.transactional_id
+        after = request.page_token
+        for seen in range(0, query.ids_max, TURN_IDS):
+            ids_max = min(TURN_IDS, query.ids_max - seen)
+            states = list(self._calls.page(request.prefix, after, ids_max))
+            for state in states:
+                log_partition = self._calls.partition_of(state.transactional_id)
+                response.transactions.extend(listing.summaries(state, query, log_partition, self._now_ms()))
+                if len(response.transactions) >= query.page_size:
+                    response.next_page_token = state.transactional_id
+                    return response
+            if len(states) < ids_max:
                 return response
-        if len(states) == query.ids_max:
-            response.next_page_token = states[-1].transactional_id
+            after = states[-1].transactional_id
+            await asyncio.sleep(0)
+        response.next_page_token = after
         return response
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:

@@ -73,6 +73,28 @@ async def test_a_filtered_page_may_be_short_but_leads_on(bench: Bench, monkeypat
     assert not request.page_token
 
 
+async def test_others_have_their_turn_while_many_ids_are_looked_at(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("coordinator.api.admin.TURN_IDS", 4)
+    names = [f"id-{index:02}" for index in range(25)]
+    for name in names:
+        await bench.init(name)
+    asked: list[int] = []
+    page = bench.calls.page
+
+    def counted(prefix: str, after: str, limit: int):
+        asked.append(limit)
+        return page(prefix, after, limit)
+
+    monkeypatch.setattr(bench.calls, "page", counted)
+    whole = await bench.admin.List(pb.ListRequest(page_size=30))
+    assert [entry.transactional_id for entry in whole.transactions] == names
+    assert not whole.next_page_token
+    assert asked == [4] * 7
+    cut = await bench.admin.List(pb.ListRequest(page_size=10))
+    assert [entry.transactional_id for entry in cut.transactions] == names[:10]
+    assert cut.next_page_token == names[9]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
