@@ -4,6 +4,7 @@ Whatever an owner writes here is bound to its fence: a former owner that wakes u
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -94,6 +95,9 @@ class Database:
         self.connection = connection
         self._settings = settings
         self._fence = -1
+        # Who led when we looked last, with the sign of life that there was; and since when we have seen that.
+        self._leader: tuple[Any, ...] | None = None
+        self._leader_seen_s = 0.0
         self._delete: sql.Composed | None = None
 
     @classmethod
@@ -113,18 +117,26 @@ class Database:
         return bool(leads)
 
     async def put_out_silent_leader(self) -> bool:
-        """Ends its session; what it may still try later is refused by the fences. Whether there was one."""
+        """Ends the session of one that has led for too long without a new sign of life (stopped, or hanging), as far as
+        we have seen: one that leads since a moment ago has given none yet. What it may still try later is refused by
+        the fences. Whether there was one.
+        """
         try:
-            found = await self.one("end_silent_leader", silent_s=self._settings.takeover_ms / 1000)
+            leader = await self.one("leader")
         except psycopg.errors.UndefinedTable:
             return False
-        return bool(found and found[0])
+        now_s = time.monotonic()
+        if leader is None or leader != self._leader:
+            self._leader, self._leader_seen_s = leader, now_s
+            return False
+        if now_s - self._leader_seen_s < self._settings.takeover_ms / 1000:
+            return False
+        (ended,) = await self.one("end_session", pid=leader[0])
+        return bool(ended)
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Meanwhile says every second that we are alive, on a connection of its own, while the database is there. From
-        the moment that we lead: who stands by sees only the last sign of life of whoever led before.
-        """
+        """Meanwhile says every second that we are alive, on a connection of its own, while the database is there."""
         self._fence = await self._noted_fence()
         # Connected before there is a task that can be cancelled: a connection half made would linger.
         async with await connect(self._settings.postgres.dsn.get_secret_value()) as connection:

@@ -3,14 +3,16 @@
 -- name: try_lead
 SELECT pg_try_advisory_lock(hashtextextended('oncebox.outbox_relay.' || %(name)s, 0))
 
--- name: end_silent_leader
--- Ends the session that leads but has not noted for too long that it is alive (stopped, or hanging). A note from times
--- to come was made before the clock was put back, and is as old as any.
-SELECT pg_terminate_backend(l.pid) FROM pg_locks l, oncebox.outbox_relay r
-WHERE r.name = %(name)s AND abs(extract(epoch FROM now() - r.beat_at)) > %(silent_s)s
+-- name: leader
+-- The session that leads, and when it said last that it is alive.
+SELECT l.pid, r.beat_at FROM pg_locks l, oncebox.outbox_relay r
+WHERE r.name = %(name)s
   AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('oncebox.outbox_relay.' || %(name)s, 0)
+
+-- name: end_session
+SELECT pg_terminate_backend(%(pid)s)
 
 -- name: fence
 SELECT fence FROM oncebox.outbox_relay WHERE name = %(name)s

@@ -9,7 +9,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 from pydantic import SecretStr
 
 from oncebox.reader import read_transactions
@@ -156,12 +155,10 @@ def outbox(database: str, shared_coordinator: Coordinators) -> Iterator[Outbox]:
     create_topic(shared_coordinator.bootstrap_servers, made.topic)
     yield made
     with psycopg.connect(database, autocommit=True) as connection:
-        # A database with a slot cannot be dropped.
+        # A database with a slot cannot be dropped, nor a slot that a relay's session, though killed, still holds.
         connection.execute(
-            sql.SQL(
-                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active_pid IS NOT NULL "
-                "AND database = current_database()"
-            )
+            "SELECT pg_terminate_backend(active_pid, 60000) FROM pg_replication_slots WHERE active_pid IS NOT NULL "
+            "AND database = current_database()"
         )
         connection.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"

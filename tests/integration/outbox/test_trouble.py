@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from oncebox.local import LocalPostgres
 from oncebox.producer import Producer
 from oncebox.settings import PostgresSection
 from relay.outbox import control
+from relay.outbox.database import Database
 from relay.outbox.relay import OutboxRelay
 from relay.outbox.resync import resync
 from tests.integration.outbox.conftest import Outbox
@@ -178,7 +180,7 @@ async def test_a_slot_whose_log_is_gone_is_noticed(tmp_path: Path, shared_coordi
 
 @pytest.mark.parametrize("jump", ["1 hour", "-1 hour"])
 async def test_a_clock_that_jumps_changes_nothing(outbox: Outbox, jump: str):
-    """The sign of life looks too old, or is from times to come: who leads is disputed, each row comes once."""
+    """The sign of life looks too old, or is from times to come: each row comes once."""
     await outbox.init()
     async with outbox.running(takeover_ms=2000) as first:
         second = OutboxRelay(outbox.settings(takeover_ms=2000))
@@ -193,6 +195,23 @@ async def test_a_clock_that_jumps_changes_nothing(outbox: Outbox, jump: str):
         second.stop()
         await task
     assert [row for each in seen for row in each.ids] == list(range(6))
+
+
+async def test_one_that_has_just_begun_to_lead_is_not_put_out(outbox: Outbox):
+    """Only the last sign of life of whoever led before is there, and that is old."""
+    await outbox.init()
+    await run_sql(outbox, "UPDATE oncebox.outbox_relay SET beat_at = now() - interval '1 hour'")
+    leading, waiting = [await Database.open(outbox.settings(takeover_ms=1_000)) for _ in range(2)]
+    async with leading.connection, waiting.connection, asyncio.timeout(60):
+        assert await leading.lead()
+        assert not await waiting.lead()
+        first_s = time.monotonic()
+        assert not await waiting.put_out_silent_leader()
+        while not await waiting.put_out_silent_leader():  # noqa: ASYNC110 - it counts itself
+            await asyncio.sleep(0.05)
+        assert time.monotonic() - first_s >= 1
+        while not await waiting.lead():  # noqa: ASYNC110 - the session ends in its own time
+            await asyncio.sleep(0.05)
 
 
 async def test_a_slow_start_is_not_taken_for_death(outbox: Outbox, monkeypatch):
