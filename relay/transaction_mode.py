@@ -126,7 +126,7 @@ class TransactionSession:
             self._status.turn("STANDBY", f"{owner} is active since {since}")
             return False
         # It may stand still in the middle of a transaction, with locks that we would wait for.
-        connection.execute(query("end_session_of_owner"), self._relay)
+        connection.execute(query("end_session_of_owner"), self._relay | {"seen": fence})
         with connection.transaction():
             taken = connection.execute(
                 query("take_relay"), self._relay | {"owner": self._instance, "seen": fence}

@@ -154,9 +154,10 @@ WHERE relay = %(relay)s
 UPDATE oncebox.feed_position SET fence = %(fence)s WHERE relay = %(relay)s;
 
 -- name: end_session_of_owner
+-- Of whom we looked at, not of another that has taken over since.
 SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a JOIN oncebox.relay r
     ON a.pid = r.owner_backend AND a.backend_start = r.owner_backend_start
-WHERE r.relay = %(relay)s AND a.pid <> pg_backend_pid();
+WHERE r.relay = %(relay)s AND r.fence = %(seen)s AND a.pid <> pg_backend_pid();
 
 -- name: release_relay
 UPDATE oncebox.relay SET owner = NULL WHERE relay = %(relay)s AND fence = %(fence)s;

@@ -144,6 +144,33 @@ def test_nobody_commits_for_a_partition_that_another_has_taken(database: str) ->
         ).fetchall() == [(3, 0)]
 
 
+def test_of_two_that_see_a_silent_owner_one_takes_over_and_is_left_alone(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(database)
+    with psycopg.connect(database, autocommit=True) as watching:
+        watching.execute(ORDERS)
+        quick, slow = (
+            TransactionSession(settings, name, Status(name="test", instance=name), asyncio.Event())
+            for name in ("quick", "slow")
+        )
+        for session in (quick, slow):
+            session._writer = Writer(settings, session._instance, session._status)
+        watching.execute("UPDATE oncebox.relay SET owner = 'gone', beat_at = now() - interval '1 hour'")
+
+        def overtaken(name: str) -> str:
+            if name == "end_session_of_owner":
+                monkeypatch.undo()
+                assert quick._try_take()
+            return query(name)
+
+        monkeypatch.setattr(relay.transaction_mode, "query", overtaken)
+        assert not slow._try_take()
+        quick._check_fence(quick._writer.connection)
+        for session in (quick, slow):
+            session._writer.close()
+
+
 def test_nobody_commits_for_a_relay_that_another_has_taken(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that its successor could not end: all that stops it is the fence."""
     kept = {"end_session_of_owner": "SELECT 1"}
