@@ -144,8 +144,15 @@ async def finish(relays: Relays, settings: RelaySettings) -> None:
 
 
 async def test_it_is_cut_off_between_pieces(
-    shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays, cutter: Cutter, kept: Kept
+    shared_coordinator: Coordinators,
+    new_topic: TopicFactory,
+    relays: Relays,
+    cutter: Cutter,
+    kept: Kept,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # However much of it lies ready, it is read bit by bit: there are many moments to cut at.
+    monkeypatch.setattr("oncebox.reader.source.BATCH_MAX", 10)
     names = [new_topic(partitions=2), new_topic()]
     settings = prepare(relays, shared_coordinator, names)
     await write(shared_coordinator, names)
@@ -155,7 +162,7 @@ async def test_it_is_cut_off_between_pieces(
         cuts += await cutter.run(session(settings, asyncio.Event()), limit_s=5)
         if relays.rows("SELECT to_regclass('oncebox.position') IS NOT NULL") == [(True,)] and check_whole(relays):
             break
-        point += 9
+        point += 25
     assert cuts >= 10
     assert kept.count > cuts // 2, "pieces of most sessions were kept, and gone with them"
     await finish(relays, settings)
