@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -50,13 +51,12 @@ def test_a_crash_keeps_what_was_committed(tmp_path: Path):
     with LocalPostgres(tmp_path / "a folder, with ünusual name") as server:
         with psycopg.connect(server.dsn) as connection:
             connection.execute("CREATE TABLE t AS SELECT 7 AS a")
-        busy = psycopg.connect(server.dsn)
-        busy.execute("INSERT INTO t VALUES (8)")
-        dsn = server.dsn
-        server.kill()
-        assert not server.running
-        server.restart()
-        assert server.dsn == dsn
-        with psycopg.connect(dsn) as connection:
-            assert connection.execute("SELECT a FROM t").fetchall() == [(7,)]
-        busy.close()
+        with closing(psycopg.connect(server.dsn)) as busy:
+            busy.execute("INSERT INTO t VALUES (8)")
+            dsn = server.dsn
+            server.kill()
+            assert not server.running
+            server.restart()
+            assert server.dsn == dsn
+            with psycopg.connect(dsn) as connection:
+                assert connection.execute("SELECT a FROM t").fetchall() == [(7,)]
