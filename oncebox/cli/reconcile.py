@@ -91,17 +91,31 @@ def run(
             report_folder=report_folder,
             metrics_file=metrics_file,
         )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: Spark is stopped in good order
+    stop = _Stop()
+    signal.signal(signal.SIGTERM, stop)
     try:
         while True:
             begun_s = time.monotonic()
-            code = _once(settings, as_json=as_json)
-            if every is None or not _waited(max(every - (time.monotonic() - begun_s), 1)):
+            code = _once(settings, stop, as_json=as_json)
+            if every is None or stop.is_asked or not _waited(max(every - (time.monotonic() - begun_s), 1)):
                 break
     except KeyboardInterrupt:
         print("stopped; nothing was concluded", file=sys.stderr)
         code = 4
     raise typer.Exit(code)
+
+
+class _Stop:
+    """Ends a run as Ctrl-C does: Spark is stopped in good order. An interrupt that comes while an object of Java is
+    given up is lost; then the run ends with its next step.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+
+    def __call__(self, *_: object) -> None:
+        self.is_asked = True
+        raise KeyboardInterrupt
 
 
 def _waited(seconds: float) -> bool:
@@ -113,21 +127,23 @@ def _waited(seconds: float) -> bool:
     return True
 
 
-def _progress() -> Callable[[str], None]:
+def _progress(stop: _Stop | None = None) -> Callable[[str], None]:
     begun_s = time.monotonic()
 
     def tell(text: str) -> None:
+        if stop is not None and stop.is_asked:
+            raise KeyboardInterrupt
         print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     tell("starting Spark")
     return tell
 
 
-def _once(settings: Any, *, as_json: bool) -> int:
+def _once(settings: Any, stop: _Stop, *, as_json: bool) -> int:
     from spark_jobs.jobs.reconcile import run as run_job
     from spark_jobs.result import to_json
 
-    tell = _progress()
+    tell = _progress(stop)
     try:
         with _exit_codes():
             result, files = run_job(settings, tell)
