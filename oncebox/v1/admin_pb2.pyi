@@ -203,10 +203,22 @@ class FindHangingRequest(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[str]] = ..., end: _Optional[bool] = ...) -> None: ...
 
 class FindHangingResponse(_message.Message):
-    __slots__ = ("hanging",)
+    __slots__ = ("hanging", "unexamined")
     HANGING_FIELD_NUMBER: _ClassVar[int]
+    UNEXAMINED_FIELD_NUMBER: _ClassVar[int]
     hanging: _containers.RepeatedCompositeFieldContainer[OpenTransaction]
-    def __init__(self, hanging: _Optional[_Iterable[_Union[OpenTransaction, _Mapping]]] = ...) -> None: ...
+    unexamined: _containers.RepeatedCompositeFieldContainer[UnexaminedPartition]
+    def __init__(self, hanging: _Optional[_Iterable[_Union[OpenTransaction, _Mapping]]] = ..., unexamined: _Optional[_Iterable[_Union[UnexaminedPartition, _Mapping]]] = ...) -> None: ...
+
+class UnexaminedPartition(_message.Message):
+    __slots__ = ("topic", "partition", "why")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    why: str
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class WatchTransactionsRequest(_message.Message):
     __slots__ = ("prefix",)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from oncebox.v1 import transaction_pb2 as oncebox_dot_v1_dot_transaction__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1concebox/v1/coordinator.proto\x12\noncebox.v1\x1a\x1concebox/v1/transaction.proto\"2\n\x16\x46indCoordinatorRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\"S\n\x17\x46indCoordinatorResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x15\n\rlog_partition\x18\x03 \x01(\x05\"\xc2\x01\n\x13InitProducerRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x1e\n\x16transaction_timeout_ms\x18\x02 \x01(\x03\x12\x10\n\x08instance\x18\x03 \x01(\t\x12 \n\x05grant\x18\x04 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x17\n\x0fwithout_waiting\x18\x05 \x01(\x08\x12\x15\n\rkeep_prepared\x18\x06 \x01(\x08\x12\r\n\x05slots\x18\x07 \x01(\x05\"\xd2\x01\n\x14InitProducerResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x14\n\x0cresume_token\x18\x02 \x01(\x0c\x12$\n\x07outcome\x18\x03 \x01(\x0b\x32\x13.oncebox.v1.Outcome\x12)\n\x04owed\x18\x04 \x03(\x0b\x32\x1b.oncebox.v1.TopicPartitions\x12\x31\n\x08prepared\x18\x05 \x01(\x0b\x32\x1f.oncebox.v1.PreparedTransaction\"e\n\x13PreparedTransaction\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x14\n\x0cresume_token\x18\x02 \x01(\x0c\x12\x16\n\x0eprepared_at_ms\x18\x03 \x01(\x03\"\xaf\x01\n\x14\x41\x64\x64PartitionsRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12 \n\x05grant\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12/\n\npartitions\x18\x03 \x03(\x0b\x32\x1b.oncebox.v1.TopicPartitions\x12\x19\n\x0c\x62\x65gun_ms_ago\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_begun_ms_ago\"9\n\x15\x41\x64\x64PartitionsResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.oncebox.v1.Grant\"\x8e\x01\n\x11\x41\x64\x64OffsetsRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12 \n\x05grant\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x11\n\tgroup_ids\x18\x03 \x03(\t\x12\x19\n\x0c\x62\x65gun_ms_ago\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_begun_ms_ago\"6\n\x12\x41\x64\x64OffsetsResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.oncebox.v1.Grant\"s\n\x08\x43ontents\x12$\n\x07written\x18\x01 \x03(\x0b\x32\x13.oncebox.v1.Written\x12/\n\rgroup_offsets\x18\x02 \x03(\x0b\x32\x18.oncebox.v1.GroupOffsets\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\"t\n\x0ePrepareRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12 \n\x05grant\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12&\n\x08\x63ontents\x18\x03 \x01(\x0b\x32\x14.oncebox.v1.Contents\"7\n\x0fPrepareResponse\x12$\n\x07outcome\x18\x01 \x01(\x0b\x32\x13.oncebox.v1.Outcome\"\xb0\x02\n\nEndRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12 \n\x05grant\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\"\n\x06result\x18\x03 \x01(\x0e\x32\x12.oncebox.v1.Result\x12&\n\x08\x63ontents\x18\x04 \x01(\x0b\x32\x14.oncebox.v1.Contents\x12)\n\x04wait\x18\x05 \x01(\x0e\x32\x1b.oncebox.v1.EndRequest.Wait\x12\x34\n\x0fnext_partitions\x18\x06 \x03(\x0b\x32\x1b.oncebox.v1.TopicPartitions\x12\x16\n\x0enext_group_ids\x18\x07 \x03(\t\"!\n\x04Wait\x12\x0c\n\x08\x43OMPLETE\x10\x00\x12\x0b\n\x07\x44\x45\x43IDED\x10\x01\"m\n\x0b\x45ndResponse\x12$\n\x07outcome\x18\x01 \x01(\x0b\x32\x13.oncebox.v1.Outcome\x12\x1f\n\x04next\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x17\n\x0fnext_registered\x18\x03 \x01(\x08\"=\n\x11GetOutcomeRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\":\n\x12GetOutcomeResponse\x12$\n\x07outcome\x18\x01 \x01(\x0b\x32\x13.oncebox.v1.Outcome\"\x83\x01\n\tHeartbeat\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12 \n\x05grant\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x19\n\x0c\x62\x65gun_ms_ago\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06\x65xtend\x18\x04 \x01(\x08\x42\x0f\n\r_begun_ms_ago\"5\n\x11HeartbeatResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.oncebox.v1.Grant\"\xa7\x03\n\x0eSessionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x38\n\rinit_producer\x18\x02 \x01(\x0b\x32\x1f.oncebox.v1.InitProducerRequestH\x00\x12:\n\x0e\x61\x64\x64_partitions\x18\x03 \x01(\x0b\x32 .oncebox.v1.AddPartitionsRequestH\x00\x12\x34\n\x0b\x61\x64\x64_offsets\x18\x04 \x01(\x0b\x32\x1d.oncebox.v1.AddOffsetsRequestH\x00\x12-\n\x07prepare\x18\x05 \x01(\x0b\x32\x1a.oncebox.v1.PrepareRequestH\x00\x12%\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x16.oncebox.v1.EndRequestH\x00\x12\x34\n\x0bget_outcome\x18\x07 \x01(\x0b\x32\x1d.oncebox.v1.GetOutcomeRequestH\x00\x12*\n\theartbeat\x18\x08 \x01(\x0b\x32\x15.oncebox.v1.HeartbeatH\x00\x12\x12\n\ntimeout_ms\x18\t \x01(\x03\x42\t\n\x07request\"\xec\x03\n\x0fSessionResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x39\n\rinit_producer\x18\x02 \x01(\x0b\x32 .oncebox.v1.InitProducerResponseH\x00\x12;\n\x0e\x61\x64\x64_partitions\x18\x03 \x01(\x0b\x32!.oncebox.v1.AddPartitionsResponseH\x00\x12\x35\n\x0b\x61\x64\x64_offsets\x18\x04 \x01(\x0b\x32\x1e.oncebox.v1.AddOffsetsResponseH\x00\x12.\n\x07prepare\x18\x05 \x01(\x0b\x32\x1b.oncebox.v1.PrepareResponseH\x00\x12&\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x17.oncebox.v1.EndResponseH\x00\x12\x35\n\x0bget_outcome\x18\x07 \x01(\x0b\x32\x1e.oncebox.v1.GetOutcomeResponseH\x00\x12\x32\n\theartbeat\x18\x08 \x01(\x0b\x32\x1d.oncebox.v1.HeartbeatResponseH\x00\x12\"\n\x05\x65rror\x18\t \x01(\x0b\x32\x11.oncebox.v1.ErrorH\x00\x12#\n\x06\x66\x65nced\x18\n \x01(\x0b\x32\x11.oncebox.v1.ErrorH\x00\x42\n\n\x08response\"?\n\x0fSessionRequests\x12,\n\x08requests\x18\x01 \x03(\x0b\x32\x1a.oncebox.v1.SessionRequest\"B\n\x10SessionResponses\x12.\n\tresponses\x18\x01 \x03(\x0b\x32\x1b.oncebox.v1.SessionResponse2\xf2\x04\n\x0b\x43oordinator\x12Z\n\x0f\x46indCoordinator\x12\".oncebox.v1.FindCoordinatorRequest\x1a#.oncebox.v1.FindCoordinatorResponse\x12Q\n\x0cInitProducer\x12\x1f.oncebox.v1.InitProducerRequest\x1a .oncebox.v1.InitProducerResponse\x12T\n\rAddPartitions\x12 .oncebox.v1.AddPartitionsRequest\x1a!.oncebox.v1.AddPartitionsResponse\x12K\n\nAddOffsets\x12\x1d.oncebox.v1.AddOffsetsRequest\x1a\x1e.oncebox.v1.AddOffsetsResponse\x12\x42\n\x07Prepare\x12\x1a.oncebox.v1.PrepareRequest\x1a\x1b.oncebox.v1.PrepareResponse\x12\x36\n\x03\x45nd\x12\x16.oncebox.v1.EndRequest\x1a\x17.oncebox.v1.EndResponse\x12K\n\nGetOutcome\x12\x1d.oncebox.v1.GetOutcomeRequest\x1a\x1e.oncebox.v1.GetOutcomeResponse\x12H\n\x07Session\x12\x1b.oncebox.v1.SessionRequests\x1a\x1c.oncebox.v1.SessionResponses(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1concebox/v1/coordinator.proto\x12\noncebox.v1\x1a\x1concebox/v1/transaction.proto\"2\n\x16\x46indCoordinatorRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\"S\n\x17\x46indCoordinatorResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x15\n\rlog_partition\x18\x03 \x01(\x05\"\xc2\x01\n\x13InitProducerRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x1e\n\x16transaction_timeout_ms\x18\x02 \x01(\x03\x12\x10\n\x08instance\x18\x03 \x01(\t\x12 \n\x05grant\x18\x04 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x17\n\x0fwithout_waiting\x18\x05 \x01(\x08\x12\x15\n\rkeep_prepared\x18\x06 \x01(\x08\x12\r\n\x05slots\x18\x07 \x01(\x05\"\xd2\x01\n\x14InitProducerResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x14\n\x0cresume_token\x18\x02 \x01(\x0c\x12$\n\x07outcome\x18\x03 \x01(\x0b\x32\x13.oncebox.v1.Outcome\x12)\n\x04owed\x18\x04 \x03(\x0b\x32\x1b.oncebox.v1.TopicPartitions\x12\x31\n\x08prepared\x18\x05 \x01(\x0b\x32\x1f.oncebox.v1.PreparedTransaction\"M\n\x13PreparedTransaction\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x14\n\x0cresume_token\x18\x02 \x01(\x0c\"\xaf\x01\n\x14\x41\x64\x64PartitionsRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12 \n\x05grant\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12/\n\npartitions\x18\x03 \x03(\x0b\x32\x1b.oncebox.v1.TopicPartitions\x12\x19\n\x0c\x62\x65gun_ms_ago\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_begun_ms_ago\"9\n\x15\x41\x64\x64PartitionsResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.oncebox.v1.Grant\"\x8e\x01\n\x11\x41\x64\x64OffsetsRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12 \n\x05grant\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x11\n\tgroup_ids\x18\x03 \x03(\t\x12\x19\n\x0c\x62\x65gun_ms_ago\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_begun_ms_ago\"6\n\x12\x41\x64\x64OffsetsResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.oncebox.v1.Grant\"s\n\x08\x43ontents\x12$\n\x07written\x18\x01 \x03(\x0b\x32\x13.oncebox.v1.Written\x12/\n\rgroup_offsets\x18\x02 \x03(\x0b\x32\x18.oncebox.v1.GroupOffsets\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\"t\n\x0ePrepareRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12 \n\x05grant\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12&\n\x08\x63ontents\x18\x03 \x01(\x0b\x32\x14.oncebox.v1.Contents\"7\n\x0fPrepareResponse\x12$\n\x07outcome\x18\x01 \x01(\x0b\x32\x13.oncebox.v1.Outcome\"\xb0\x02\n\nEndRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12 \n\x05grant\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\"\n\x06result\x18\x03 \x01(\x0e\x32\x12.oncebox.v1.Result\x12&\n\x08\x63ontents\x18\x04 \x01(\x0b\x32\x14.oncebox.v1.Contents\x12)\n\x04wait\x18\x05 \x01(\x0e\x32\x1b.oncebox.v1.EndRequest.Wait\x12\x34\n\x0fnext_partitions\x18\x06 \x03(\x0b\x32\x1b.oncebox.v1.TopicPartitions\x12\x16\n\x0enext_group_ids\x18\x07 \x03(\t\"!\n\x04Wait\x12\x0c\n\x08\x43OMPLETE\x10\x00\x12\x0b\n\x07\x44\x45\x43IDED\x10\x01\"m\n\x0b\x45ndResponse\x12$\n\x07outcome\x18\x01 \x01(\x0b\x32\x13.oncebox.v1.Outcome\x12\x1f\n\x04next\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x17\n\x0fnext_registered\x18\x03 \x01(\x08\"=\n\x11GetOutcomeRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\":\n\x12GetOutcomeResponse\x12$\n\x07outcome\x18\x01 \x01(\x0b\x32\x13.oncebox.v1.Outcome\"\x83\x01\n\tHeartbeat\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12 \n\x05grant\x18\x02 \x01(\x0b\x32\x11.oncebox.v1.Grant\x12\x19\n\x0c\x62\x65gun_ms_ago\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06\x65xtend\x18\x04 \x01(\x08\x42\x0f\n\r_begun_ms_ago\"5\n\x11HeartbeatResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.oncebox.v1.Grant\"\xa7\x03\n\x0eSessionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x38\n\rinit_producer\x18\x02 \x01(\x0b\x32\x1f.oncebox.v1.InitProducerRequestH\x00\x12:\n\x0e\x61\x64\x64_partitions\x18\x03 \x01(\x0b\x32 .oncebox.v1.AddPartitionsRequestH\x00\x12\x34\n\x0b\x61\x64\x64_offsets\x18\x04 \x01(\x0b\x32\x1d.oncebox.v1.AddOffsetsRequestH\x00\x12-\n\x07prepare\x18\x05 \x01(\x0b\x32\x1a.oncebox.v1.PrepareRequestH\x00\x12%\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x16.oncebox.v1.EndRequestH\x00\x12\x34\n\x0bget_outcome\x18\x07 \x01(\x0b\x32\x1d.oncebox.v1.GetOutcomeRequestH\x00\x12*\n\theartbeat\x18\x08 \x01(\x0b\x32\x15.oncebox.v1.HeartbeatH\x00\x12\x12\n\ntimeout_ms\x18\t \x01(\x03\x42\t\n\x07request\"\xec\x03\n\x0fSessionResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x39\n\rinit_producer\x18\x02 \x01(\x0b\x32 .oncebox.v1.InitProducerResponseH\x00\x12;\n\x0e\x61\x64\x64_partitions\x18\x03 \x01(\x0b\x32!.oncebox.v1.AddPartitionsResponseH\x00\x12\x35\n\x0b\x61\x64\x64_offsets\x18\x04 \x01(\x0b\x32\x1e.oncebox.v1.AddOffsetsResponseH\x00\x12.\n\x07prepare\x18\x05 \x01(\x0b\x32\x1b.oncebox.v1.PrepareResponseH\x00\x12&\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x17.oncebox.v1.EndResponseH\x00\x12\x35\n\x0bget_outcome\x18\x07 \x01(\x0b\x32\x1e.oncebox.v1.GetOutcomeResponseH\x00\x12\x32\n\theartbeat\x18\x08 \x01(\x0b\x32\x1d.oncebox.v1.HeartbeatResponseH\x00\x12\"\n\x05\x65rror\x18\t \x01(\x0b\x32\x11.oncebox.v1.ErrorH\x00\x12#\n\x06\x66\x65nced\x18\n \x01(\x0b\x32\x11.oncebox.v1.ErrorH\x00\x42\n\n\x08response\"?\n\x0fSessionRequests\x12,\n\x08requests\x18\x01 \x03(\x0b\x32\x1a.oncebox.v1.SessionRequest\"B\n\x10SessionResponses\x12.\n\tresponses\x18\x01 \x03(\x0b\x32\x1b.oncebox.v1.SessionResponse2\xf2\x04\n\x0b\x43oordinator\x12Z\n\x0f\x46indCoordinator\x12\".oncebox.v1.FindCoordinatorRequest\x1a#.oncebox.v1.FindCoordinatorResponse\x12Q\n\x0cInitProducer\x12\x1f.oncebox.v1.InitProducerRequest\x1a .oncebox.v1.InitProducerResponse\x12T\n\rAddPartitions\x12 .oncebox.v1.AddPartitionsRequest\x1a!.oncebox.v1.AddPartitionsResponse\x12K\n\nAddOffsets\x12\x1d.oncebox.v1.AddOffsetsRequest\x1a\x1e.oncebox.v1.AddOffsetsResponse\x12\x42\n\x07Prepare\x12\x1a.oncebox.v1.PrepareRequest\x1a\x1b.oncebox.v1.PrepareResponse\x12\x36\n\x03\x45nd\x12\x16.oncebox.v1.EndRequest\x1a\x17.oncebox.v1.EndResponse\x12K\n\nGetOutcome\x12\x1d.oncebox.v1.GetOutcomeRequest\x1a\x1e.oncebox.v1.GetOutcomeResponse\x12H\n\x07Session\x12\x1b.oncebox.v1.SessionRequests\x1a\x1c.oncebox.v1.SessionResponses(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,43 +41,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INITPRODUCERRESPONSE']._serialized_start=409
   _globals['_INITPRODUCERRESPONSE']._serialized_end=619
   _globals['_PREPAREDTRANSACTION']._serialized_start=621
-  _globals['_PREPAREDTRANSACTION']._serialized_end=722
-  _globals['_ADDPARTITIONSREQUEST']._serialized_start=725
-  _globals['_ADDPARTITIONSREQUEST']._serialized_end=900
-  _globals['_ADDPARTITIONSRESPONSE']._serialized_start=902
-  _globals['_ADDPARTITIONSRESPONSE']._serialized_end=959
-  _globals['_ADDOFFSETSREQUEST']._serialized_start=962
-  _globals['_ADDOFFSETSREQUEST']._serialized_end=1104
-  _globals['_ADDOFFSETSRESPONSE']._serialized_start=1106
-  _globals['_ADDOFFSETSRESPONSE']._serialized_end=1160
-  _globals['_CONTENTS']._serialized_start=1162
-  _globals['_CONTENTS']._serialized_end=1277
-  _globals['_PREPAREREQUEST']._serialized_start=1279
-  _globals['_PREPAREREQUEST']._serialized_end=1395
-  _globals['_PREPARERESPONSE']._serialized_start=1397
-  _globals['_PREPARERESPONSE']._serialized_end=1452
-  _globals['_ENDREQUEST']._serialized_start=1455
-  _globals['_ENDREQUEST']._serialized_end=1759
-  _globals['_ENDREQUEST_WAIT']._serialized_start=1726
-  _globals['_ENDREQUEST_WAIT']._serialized_end=1759
-  _globals['_ENDRESPONSE']._serialized_start=1761
-  _globals['_ENDRESPONSE']._serialized_end=1870
-  _globals['_GETOUTCOMEREQUEST']._serialized_start=1872
-  _globals['_GETOUTCOMEREQUEST']._serialized_end=1933
-  _globals['_GETOUTCOMERESPONSE']._serialized_start=1935
-  _globals['_GETOUTCOMERESPONSE']._serialized_end=1993
-  _globals['_HEARTBEAT']._serialized_start=1996
-  _globals['_HEARTBEAT']._serialized_end=2127
-  _globals['_HEARTBEATRESPONSE']._serialized_start=2129
-  _globals['_HEARTBEATRESPONSE']._serialized_end=2182
-  _globals['_SESSIONREQUEST']._serialized_start=2185
-  _globals['_SESSIONREQUEST']._serialized_end=2608
-  _globals['_SESSIONRESPONSE']._serialized_start=2611
-  _globals['_SESSIONRESPONSE']._serialized_end=3103
-  _globals['_SESSIONREQUESTS']._serialized_start=3105
-  _globals['_SESSIONREQUESTS']._serialized_end=3168
-  _globals['_SESSIONRESPONSES']._serialized_start=3170
-  _globals['_SESSIONRESPONSES']._serialized_end=3236
-  _globals['_COORDINATOR']._serialized_start=3239
-  _globals['_COORDINATOR']._serialized_end=3865
+  _globals['_PREPAREDTRANSACTION']._serialized_end=698
+  _globals['_ADDPARTITIONSREQUEST']._serialized_start=701
+  _globals['_ADDPARTITIONSREQUEST']._serialized_end=876
+  _globals['_ADDPARTITIONSRESPONSE']._serialized_start=878
+  _globals['_ADDPARTITIONSRESPONSE']._serialized_end=935
+  _globals['_ADDOFFSETSREQUEST']._serialized_start=938
+  _globals['_ADDOFFSETSREQUEST']._serialized_end=1080
+  _globals['_ADDOFFSETSRESPONSE']._serialized_start=1082
+  _globals['_ADDOFFSETSRESPONSE']._serialized_end=1136
+  _globals['_CONTENTS']._serialized_start=1138
+  _globals['_CONTENTS']._serialized_end=1253
+  _globals['_PREPAREREQUEST']._serialized_start=1255
+  _globals['_PREPAREREQUEST']._serialized_end=1371
+  _globals['_PREPARERESPONSE']._serialized_start=1373
+  _globals['_PREPARERESPONSE']._serialized_end=1428
+  _globals['_ENDREQUEST']._serialized_start=1431
+  _globals['_ENDREQUEST']._serialized_end=1735
+  _globals['_ENDREQUEST_WAIT']._serialized_start=1702
+  _globals['_ENDREQUEST_WAIT']._serialized_end=1735
+  _globals['_ENDRESPONSE']._serialized_start=1737
+  _globals['_ENDRESPONSE']._serialized_end=1846
+  _globals['_GETOUTCOMEREQUEST']._serialized_start=1848
+  _globals['_GETOUTCOMEREQUEST']._serialized_end=1909
+  _globals['_GETOUTCOMERESPONSE']._serialized_start=1911
+  _globals['_GETOUTCOMERESPONSE']._serialized_end=1969
+  _globals['_HEARTBEAT']._serialized_start=1972
+  _globals['_HEARTBEAT']._serialized_end=2103
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2105
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2158
+  _globals['_SESSIONREQUEST']._serialized_start=2161
+  _globals['_SESSIONREQUEST']._serialized_end=2584
+  _globals['_SESSIONRESPONSE']._serialized_start=2587
+  _globals['_SESSIONRESPONSE']._serialized_end=3079
+  _globals['_SESSIONREQUESTS']._serialized_start=3081
+  _globals['_SESSIONREQUESTS']._serialized_end=3144
+  _globals['_SESSIONRESPONSES']._serialized_start=3146
+  _globals['_SESSIONRESPONSES']._serialized_end=3212
+  _globals['_COORDINATOR']._serialized_start=3215
+  _globals['_COORDINATOR']._serialized_end=3841
 # @@protoc_insertion_point(module_scope)

@@ -57,14 +57,12 @@ class InitProducerResponse(_message.Message):
     def __init__(self, grant: _Optional[_Union[_transaction_pb2.Grant, _Mapping]] = ..., resume_token: _Optional[bytes] = ..., outcome: _Optional[_Union[_transaction_pb2.Outcome, _Mapping]] = ..., owed: _Optional[_Iterable[_Union[_transaction_pb2.TopicPartitions, _Mapping]]] = ..., prepared: _Optional[_Union[PreparedTransaction, _Mapping]] = ...) -> None: ...
 
 class PreparedTransaction(_message.Message):
-    __slots__ = ("grant", "resume_token", "prepared_at_ms")
+    __slots__ = ("grant", "resume_token")
     GRANT_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    PREPARED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     grant: _transaction_pb2.Grant
     resume_token: bytes
-    prepared_at_ms: int
-    def __init__(self, grant: _Optional[_Union[_transaction_pb2.Grant, _Mapping]] = ..., resume_token: _Optional[bytes] = ..., prepared_at_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, grant: _Optional[_Union[_transaction_pb2.Grant, _Mapping]] = ..., resume_token: _Optional[bytes] = ...) -> None: ...
 
 class AddPartitionsRequest(_message.Message):
     __slots__ = ("transactional_id", "grant", "partitions", "begun_ms_ago")

@@ -118,20 +118,30 @@ class TransactRequest(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., send: _Optional[_Union[Send, _Mapping]] = ..., send_offsets: _Optional[_Union[SendOffsets, _Mapping]] = ..., prepare: _Optional[_Union[PrepareTransaction, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[AbortTransaction, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("number", "resume_token", "window_bytes", "outcome", "resumed", "last_request_id")
+    __slots__ = ("number", "resume_token", "window_bytes", "outcome", "resumed", "last_request_id", "refused")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     LAST_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     number: int
     resume_token: bytes
     window_bytes: int
     outcome: _transaction_pb2.Outcome
     resumed: bool
     last_request_id: int
-    def __init__(self, number: _Optional[int] = ..., resume_token: _Optional[bytes] = ..., window_bytes: _Optional[int] = ..., outcome: _Optional[_Union[_transaction_pb2.Outcome, _Mapping]] = ..., resumed: _Optional[bool] = ..., last_request_id: _Optional[int] = ...) -> None: ...
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedRequest]
+    def __init__(self, number: _Optional[int] = ..., resume_token: _Optional[bytes] = ..., window_bytes: _Optional[int] = ..., outcome: _Optional[_Union[_transaction_pb2.Outcome, _Mapping]] = ..., resumed: _Optional[bool] = ..., last_request_id: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[RefusedRequest, _Mapping]]] = ...) -> None: ...
+
+class RefusedRequest(_message.Message):
+    __slots__ = ("request_id", "error")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: _transaction_pb2.Error
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[_transaction_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class Sent(_message.Message):
     __slots__ = ("records", "window_bytes")
