@@ -2,8 +2,8 @@
 
     from oncebox import Producer
 
-Everything else of the client is in the modules: errors, producer, partitioner. Imported when first asked for, so that
-the command starts quickly.
+All other errors are in oncebox.errors, but for the few that only a reader, atomic() or several processes have: they
+stand there. Imported when first asked for, so that the command starts quickly.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from oncebox.bulk import Outgoing as Outgoing
     from oncebox.channels import SecureChannel as SecureChannel
     from oncebox.errors import OnceboxError as OnceboxError
+    from oncebox.group_offsets import GroupMetadata as GroupMetadata
+    from oncebox.partitioner import round_robin as round_robin
+    from oncebox.partitioner import sticky as sticky
     from oncebox.producer import Producer as Producer
     from oncebox.producer import ProducerSettings as ProducerSettings
     from oncebox.producer import Transaction as Transaction
@@ -22,21 +25,34 @@ if TYPE_CHECKING:
     from oncebox.transform_loop import TransformSettings as TransformSettings
     from oncebox.transform_loop import transform as transform
     from oncebox.transform_processes import transform_in_processes as transform_in_processes
+    from oncebox.wire import Compression as Compression
+    from oncebox.wire import GroupMember as GroupMember
+    from oncebox.wire import KafkaSettings as KafkaSettings
+    from oncebox.wire import TopicPartition as TopicPartition
+    from oncebox.writer_settings import WriterSettings as WriterSettings
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Compression": "wire",
+    "GroupMember": "wire",
+    "GroupMetadata": "group_offsets",
+    "KafkaSettings": "wire",
     "OnceboxError": "errors",
     "Outgoing": "bulk",
     "Record": "reader",
     "Producer": "producer",
     "ProducerSettings": "producer",
     "SecureChannel": "channels",
+    "TopicPartition": "wire",
     "Transaction": "producer",
     "TransformSettings": "transform_loop",
+    "WriterSettings": "writer_settings",
     "atomic": "atomic_commit",
     "read_transactions": "reader",
     "recover": "atomic_commit",
+    "round_robin": "partitioner",
+    "sticky": "partitioner",
     "transform": "transform_loop",
     "transform_in_processes": "transform_processes",
 }

@@ -1,8 +1,9 @@
 """One commit over Kafka and PostgreSQL: `async with oncebox.atomic(producer, connection) as (transaction, connection)`.
 
-Prepare in Kafka → a token row in the database transaction → commit of the database → commit in Kafka. The row decides:
+A token row in the database transaction → prepare in Kafka → commit of the database → commit in Kafka. The row decides:
 whoever finds a prepared transaction later inserts an "aborted" row under the same key, and does in Kafka what the row
-that is there says. So a crash anywhere leaves nothing in doubt once recover() or `oncebox outbox resolve` has run.
+that is there says. So a crash anywhere leaves nothing in doubt once recover() or `oncebox outbox resolve` has run. The
+row goes first, since it brings the id of the database that it is in, and the prepared transaction names that one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from oncebox.errors import OnceboxError, UsageError
 from oncebox.producer import Producer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Generator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
 
@@ -32,6 +33,12 @@ SETTLE_S = 30.0
 SETTLE_PAUSE_S = 0.2
 LOCK_TIMEOUT_S = 5.0
 KEY = "oncebox.atomic"
+# SQLSTATEs of a table or schema that is missing.
+NOT_THERE = {"42P01", "3F000"}
+NO_TABLES = (
+    "the database has no tables for commits together with Kafka (oncebox.atomic_token): run oncebox outbox init, or "
+    "oncebox.atomic_schema.ATOMIC_SCHEMA in a migration"
+)
 
 Connection = TypeVar("Connection")
 Result = TypeVar("Result")
@@ -69,31 +76,47 @@ def unwrap_metadata(data: bytes) -> tuple[str | None, bytes]:
 # --- the steps --------------------------------------------------------------------------------------------------------
 
 
-def _identify(database: Database) -> Generator[Any, Any, str]:
-    yield database.begin()
+def _ask(database: Database, name: str, values: dict[str, object]) -> Generator[Any, Any, str]:
+    """A block of atomic.sql that tells the database's id."""
     try:
-        rows = yield database.execute("database_id", {})
+        rows = yield database.execute(name, values)
     except Exception as error:
-        with suppress(Exception):
-            yield database.rollback()
-        raise UsageError(
-            "the database has no tables for commits together with Kafka (oncebox.atomic_token): run oncebox outbox "
-            f"init, or oncebox.atomic_schema.ATOMIC_SCHEMA in a migration ({type(error).__name__})"
-        ) from error
-    yield database.rollback()
+        if _sqlstate(error) not in NOT_THERE:
+            raise
+        raise UsageError(NO_TABLES) from error
+    if not rows or rows[0][0] is None:
+        raise UsageError(NO_TABLES)
     return str(rows[0][0])
 
 
-def _finish(transaction: Any, database: Database, database_id: str, settle_s: float) -> Generator[Any, Any, None]:
+def _sqlstate(error: Exception) -> str | None:
+    """By psycopg, or by the driver that SQLAlchemy has wrapped."""
+    driver = getattr(error, "orig", None) or error
+    return getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
+
+
+def identify(database: Database) -> Generator[Any, Any, str]:
+    yield database.begin()
+    try:
+        return (yield from _ask(database, "database_id", {}))
+    finally:
+        with suppress(Exception):
+            yield database.rollback()
+
+
+def _finish(transaction: Any, database: Database, settle_s: float) -> Generator[Any, Any, None]:
     try:
         yield database.flush()
         if transaction.is_empty:
             yield database.commit()
             yield transaction.abort()
             return
-        metadata = wrap_metadata(database_id, transaction.metadata)
-        name = yield transaction.prepare(metadata=metadata)
-        yield database.execute("commit_token", {"transactional_id": name.transactional_id, "number": name.number})
+        # What is written has its number for good.
+        yield transaction.flush()
+        name = transaction.name
+        values = {"transactional_id": name.transactional_id, "number": name.number}
+        database_id = yield from _ask(database, "commit_token", values)
+        yield transaction.prepare(metadata=wrap_metadata(database_id, transaction.metadata))
     except BaseException:
         # The database was not asked to commit, so it never will.
         yield from _give_up(transaction, database)
@@ -103,7 +126,7 @@ def _finish(transaction: Any, database: Database, database_id: str, settle_s: fl
     except BaseException as error:
         with suppress(Exception):
             yield database.rollback()
-        decision = yield from settle(database.another, database.sleep, name, settle_s)
+        decision = yield from settle(database, database_id, name, settle_s)
         if decision == "aborted":
             with suppress(OnceboxError):
                 yield transaction.abort()
@@ -130,21 +153,21 @@ def _give_up(transaction: Any, database: Database) -> Generator[Any, Any, None]:
 
 
 def settle(
-    connect: Callable[[], Any], sleep: Callable[[float], Any], name: TransactionName, settle_s: float
+    database: Database, database_id: str, name: TransactionName, settle_s: float
 ) -> Generator[Any, Any, Decision]:
-    """Decides in the database: an "aborted" row, unless the application's own row is there first. Waits for a commit
-    that is under way.
+    """Decides in the database of this id, on a connection like the one given: an "aborted" row, unless the
+    application's own row is there first. Waits for a commit that is under way.
     """
     values = {"transactional_id": name.transactional_id, "number": name.number}
     deadline = time.monotonic() + settle_s
     while True:
         try:
-            database = yield connect()
+            another = yield database.another()
             try:
-                decision = yield from _settle_once(database, values)
+                decision = yield from _settle_once(another, database_id, values)
             finally:
                 with suppress(Exception):
-                    yield database.close()
+                    yield another.close()
             return decision
         except Exception as error:
             if time.monotonic() > deadline:
@@ -152,12 +175,15 @@ def settle(
                     f"{name.transactional_id} transaction {name.number} is prepared in Kafka, and the database does "
                     f"not say whether it has committed: {error}. recover() or oncebox outbox resolve will decide it"
                 ) from error
-        yield sleep(SETTLE_PAUSE_S)
+        yield database.sleep(SETTLE_PAUSE_S)
 
 
-def _settle_once(database: Database, values: dict[str, object]) -> Generator[Any, Any, Decision]:
+def _settle_once(database: Database, database_id: str, values: dict[str, object]) -> Generator[Any, Any, Decision]:
     yield database.begin()
     yield database.execute("limit_wait", {"lock_timeout": f"{int(LOCK_TIMEOUT_S * 1000)}ms"})
+    if (yield from _ask(database, "database_id", {})) != database_id:
+        # Its name leads elsewhere since. There is no row of it, which would mean "aborted".
+        raise UsageError("a new connection leads to another database")
     rows = yield database.execute("abort_token", values)
     if not rows:
         rows = yield database.execute("result", values)
@@ -172,13 +198,13 @@ def _recover(producer: Any, database: Database, settle_s: float) -> Generator[An
         return None
     if database.in_transaction():
         raise UsageError("the connection is in a transaction: commit or roll it back first")
-    database_id = yield from _identify(database)
+    database_id = yield from identify(database)
     whose, _metadata = unwrap_metadata(transaction.metadata)
     if whose != database_id:
         raise UsageError(
             f"transaction {transaction.number} was not prepared together with this database: decide it where it was"
         )
-    decision = yield from settle(database.another, database.sleep, transaction.name, settle_s)
+    decision = yield from settle(database, database_id, transaction.name, settle_s)
     if decision == "committed":
         yield transaction.commit()
     else:
@@ -221,17 +247,11 @@ class _Atomic:
         self._connection = connection
         self._settle_s = settle_s
         self._database = database_of(connection, is_async=isinstance(producer, Producer))
-        self._database_id = ""
         self._transaction: Any = None
 
     def _begin(self) -> Generator[Any, Any, tuple[Any, Any]]:
         if self._database.in_transaction():
             raise UsageError("the connection is in a transaction already: commit or roll it back first")
-        known = _database_ids(self._producer)
-        engine = _engine_of(self._connection)
-        if engine not in known:
-            known[engine] = yield from _identify(self._database)
-        self._database_id = known[engine]
         self._transaction = yield self._producer.begin()
         try:
             yield self._database.begin()
@@ -244,7 +264,7 @@ class _Atomic:
     def _end(self, failed: bool) -> Generator[Any, Any, None]:
         if failed:
             return _give_up(self._transaction, self._database)
-        return _finish(self._transaction, self._database, self._database_id, self._settle_s)
+        return _finish(self._transaction, self._database, self._settle_s)
 
 
 class _AsyncAtomic(_Atomic):
@@ -273,20 +293,6 @@ class _BlockingAtomic(_Atomic):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         drive_blocking(self._end(kind is not None))
-
-
-def _database_ids(producer: Any) -> dict[Any, str]:
-    """Which databases this producer has committed with, so that each is asked once who it is."""
-    ids: dict[Any, str] = producer.__dict__.setdefault("_atomic_database_ids", {})
-    return ids
-
-
-def _engine_of(connection: Any) -> Any:
-    info: Any = getattr(connection, "info", None)
-    if hasattr(info, "dsn"):
-        return info.dsn
-    engine = connection.get_bind() if hasattr(connection, "get_bind") else connection.engine
-    return str(engine.engine.url)
 
 
 @overload

@@ -74,7 +74,8 @@ def size_of(record: Outgoing) -> int:
     return size
 
 
-async def buffer_many(writer: Writer, placement: Placement, records: Sequence[Outgoing]) -> Receipt:
+async def place_many(writer: Writer, placement: Placement, records: Sequence[Outgoing]) -> list[TopicPartition]:
+    """Where each of them goes, or what is wrong with one."""
     places = []
     size_max = writer.record_bytes_max
     for record in records:
@@ -86,10 +87,12 @@ async def buffer_many(writer: Writer, placement: Placement, records: Sequence[Ou
         if record.timestamp_ms is not None and record.timestamp_ms < 0:
             raise UsageError(f"a timestamp of {record.timestamp_ms} ms is not possible")
         places.append(where)
-    if writer.error is not None:
-        raise writer.error
+    return places
+
+
+def buffer_many(writer: Writer, places: list[TopicPartition], records: Sequence[Outgoing]) -> Receipt:
+    """Waits for nothing: nobody sees, and no end comes between, a part of them."""
     firsts: dict[TopicPartition, int] = {}
-    # From here to the last one nothing is waited for: nobody sees, and no abort comes between, a part of them.
     for where, record in zip(places, records, strict=True):
         if where not in firsts:
             firsts[where] = writer.count(where)

@@ -29,6 +29,10 @@ class SecureChannel:
     server_name: str | None = None
     # For a connection to come up, before it is tried anew with more and more time.
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
+    # Authorities, key and certificate as they were last read, once they have been.
+    _former: list[tuple[bytes | None, bytes | None, bytes | None]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if bool(self.certificate_location) != bool(self.key_location):
@@ -37,10 +41,9 @@ class SecureChannel:
             raise UsageError("token and token_location exclude each other")
 
     def __call__(self, address: str) -> grpc.aio.Channel:
+        authorities, key, chain = self._material()
         credentials = grpc.ssl_channel_credentials(
-            root_certificates=_read_pem(self.ca_location, "certificate"),
-            private_key=_read_pem(self.key_location, "private key"),
-            certificate_chain=_read_pem(self.certificate_location, "certificate"),
+            root_certificates=authorities, private_key=key, certificate_chain=chain
         )
         if self.token or self.token_location:
             tokens = grpc.metadata_call_credentials(_Bearer(self._token))
@@ -49,6 +52,21 @@ class SecureChannel:
         if self.server_name:
             options.append(("grpc.ssl_target_name_override", self.server_name))
         return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def _material(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """A file that is just being replaced leaves what was read before it in place."""
+        try:
+            read = (
+                _read_pem(self.ca_location, "certificate"),
+                _read_pem(self.key_location, "private key"),
+                _read_pem(self.certificate_location, "certificate"),
+            )
+        except UsageError:
+            if not self._former:
+                raise
+            return self._former[0]
+        self._former[:] = [read]
+        return read
 
     def _token(self) -> str:
         if self.token_location is None:

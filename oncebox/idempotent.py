@@ -5,14 +5,16 @@ buffered is dropped, and all who wait and the next send() or flush() are told. A
 """
 
 import asyncio
+from contextlib import suppress
 
 from oncebox.errors import BrokersUnavailableError, ClosedError, OnceboxError
 from oncebox.partition_queue import Identity
-from oncebox.wire import ErrorCode, Wire, WireError
+from oncebox.wire import ErrorCode, OutcomeUnknownError, Wire, WireError
 from oncebox.writer import Writer
 from oncebox.writer_settings import WriterSettings
 
 RETRY_S = 0.1
+METADATA_TIMEOUT_MS = 5_000
 
 
 class IdempotentWriters:
@@ -23,6 +25,7 @@ class IdempotentWriters:
         self._wire = wire
         self._settings = settings
         self._turn = asyncio.Lock()
+        self._is_closed = False
 
     async def get(self) -> Writer:
         async with self._turn:
@@ -38,20 +41,24 @@ class IdempotentWriters:
     async def _new_identity(self) -> Identity:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.delivery_timeout_ms / 1000
-        while True:
+        while not self._is_closed:
+            may_help = True
             try:
                 answer = await self._wire.init_producer_id(timeout_ms=self._settings.request_timeout_ms)
                 if answer.error is ErrorCode.NONE:
                     return Identity(producer_id=answer.producer_id, epoch=answer.producer_epoch, transactional_id=None)
-                problem = answer.error.name
-                if not answer.error.retriable:
-                    raise BrokersUnavailableError(f"no producer id can be had: {problem}")
-                await asyncio.sleep(RETRY_S)
-                await self._wire.metadata(())
-            except WireError as error:
+                problem, may_help = answer.error.name, answer.error.retriable
+            except OutcomeUnknownError as error:
                 problem = str(error)
-            if loop.time() > deadline:
+            except WireError as error:
+                problem, may_help = str(error), False
+            if not may_help or loop.time() > deadline:
                 raise BrokersUnavailableError(f"no producer id can be had: {problem}")
+            await asyncio.sleep(RETRY_S)
+            with suppress(WireError):
+                # The broker that was asked may be gone.
+                await self._wire.metadata((), timeout_ms=METADATA_TIMEOUT_MS)
+        raise ClosedError("the producer is closed")
 
     async def flush(self) -> None:
         if self.current is None:
@@ -66,5 +73,6 @@ class IdempotentWriters:
             raise
 
     async def close(self) -> None:
+        self._is_closed = True
         if self.current is not None:
             await self.current.close(ClosedError("the producer is closed"))

@@ -30,10 +30,12 @@ class Formatter(logging.Formatter):
     def __init__(self, *, as_json: bool, secrets: Iterable[str] = ()) -> None:
         super().__init__()
         self._as_json = as_json
-        self._secrets = sorted((each for each in secrets if len(each) >= SECRET_MIN_CHARACTERS), key=len, reverse=True)
+        known = [each for each in secrets if len(each) >= SECRET_MIN_CHARACTERS]
+        # As they are, and as a text that quotes them has them: repr() escapes quotes and backslashes.
+        self._secrets = sorted({*known, *(repr(each)[1:-1] for each in known)}, key=len, reverse=True)
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._redacted(self._json(record) if self._as_json else self._text(record))
+        return self._json(record) if self._as_json else self._redacted(self._text(record))
 
     def _fields(self, record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
         return ((name, record.__dict__[name]) for name in FIELDS if record.__dict__.get(name))
@@ -56,7 +58,9 @@ class Formatter(logging.Formatter):
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        # Blotted out before they are written as JSON, which has other characters for a quote in them.
+        told = {name: value if isinstance(value, int) else self._redacted(str(value)) for name, value in line.items()}
+        return json.dumps(told, ensure_ascii=False)
 
     def _redacted(self, line: str) -> str:
         for secret in self._secrets:

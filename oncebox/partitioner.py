@@ -1,12 +1,15 @@
 """Which partition a record goes to. Keys as Kafka's Java clients place them: murmur2, so that both agree."""
 
 from collections.abc import Callable
-from itertools import count
+from functools import partial
 from random import randrange
 from struct import unpack_from
 
-# (topic, key, partition count) -> partition
+# (topic, key, partition count) -> partition. Ours can be pickled: transform_in_processes() hands them on.
 Partitioner = Callable[[str, bytes | None, int], int]
+
+# Records without a key stay with a partition for so many.
+STAY = 200
 
 _MASK = 0xFFFF_FFFF
 _M = 0x5BD1E995
@@ -35,27 +38,25 @@ def by_key(key: bytes, partition_count: int) -> int:
 
 def sticky() -> Partitioner:
     """Keys by hash; records without a key stay with one partition for a while, so that batches fill (KIP-480)."""
-    stay = 200
-    chosen: dict[str, tuple[int, int]] = {}
+    return partial(_stick, {})
 
-    def choose(topic: str, key: bytes | None, partition_count: int) -> int:
-        if key is not None:
-            return by_key(key, partition_count)
-        partition, left = chosen.get(topic, (0, 0))
-        if left == 0 or partition >= partition_count:
-            partition, left = randrange(partition_count), stay  # noqa: S311 - spreads load, protects nothing
-        chosen[topic] = (partition, left - 1)
-        return partition
 
-    return choose
+def _stick(chosen: dict[str, tuple[int, int]], topic: str, key: bytes | None, partition_count: int) -> int:
+    if key is not None:
+        return by_key(key, partition_count)
+    partition, left = chosen.get(topic, (0, 0))
+    if left == 0 or partition >= partition_count:
+        partition, left = randrange(partition_count), STAY  # noqa: S311 - spreads load, protects nothing
+    chosen[topic] = (partition, left - 1)
+    return partition
 
 
 def round_robin() -> Partitioner:
     """Every record to the next partition, whatever its key."""
-    turns: dict[str, count[int]] = {}
+    return partial(_take_turns, {})
 
-    def choose(topic: str, key: bytes | None, partition_count: int) -> int:
-        del key
-        return next(turns.setdefault(topic, count())) % partition_count
 
-    return choose
+def _take_turns(turns: dict[str, int], topic: str, _key: bytes | None, partition_count: int) -> int:
+    turn = turns.get(topic, 0)
+    turns[topic] = turn + 1
+    return turn % partition_count

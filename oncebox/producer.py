@@ -67,16 +67,22 @@ class Producer:
                 "transaction would be committed without"
             )
         self._open_channel = open_channel
-        self._wire = Wire(KafkaSettings(bootstrap_servers=kafka) if isinstance(kafka, str) else kafka)
-        self._placement = Placement(self._wire, partitioner or sticky())
+        self._kafka = KafkaSettings(bootstrap_servers=kafka) if isinstance(kafka, str) else kafka
+        self._partitioner = partitioner or sticky()
+        self._reach_anew()
         self._leaving = AsyncExitStack()
         self._is_running = False
+        self._is_stopped = False
         self._tools: Tools | None = None
         self._writers: IdempotentWriters | None = None
         self._transaction: Transaction | None = None
         # The one that is being committed, while another may be open.
         self._committing: Transaction | None = None
         self._granting: set[asyncio.Task[None]] = set()
+
+    def _reach_anew(self) -> None:
+        self._wire = Wire(self._kafka)
+        self._placement = Placement(self._wire, self._partitioner)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -86,9 +92,14 @@ class Producer:
         await self.stop()
 
     async def start(self) -> None:
-        """Takes the transactional id over: a former instance is fenced, what it left open is aborted."""
+        """Takes the transactional id over: a former instance is fenced, what it left open is aborted.
+
+        Where it raises, it may be called again; after stop() make a new producer.
+        """
         if self._is_running:
             raise UsageError("the producer is started already")
+        if self._is_stopped:
+            raise ClosedError("the producer was stopped: make a new one")
         self._leaving.push_async_callback(self._wire.close)
         try:
             await self._wire.metadata(())
@@ -98,12 +109,17 @@ class Producer:
             else:
                 await self._claim(self.transactional_id)
         except WireError as error:
-            await self._leaving.aclose()
+            await self._close()
             raise BrokersUnavailableError(str(error)) from error
         except BaseException:
-            await self._leaving.aclose()
+            await self._close()
             raise
         self._is_running = True
+
+    async def _close(self) -> None:
+        await self._leaving.aclose()
+        # What is closed stays so.
+        self._reach_anew()
 
     async def _claim(self, transactional_id: str) -> None:
         session = self._session
@@ -136,6 +152,7 @@ class Producer:
         Without a transactional id: waits until all that was sent is written.
         """
         running, self._is_running = self._is_running, False
+        self._is_stopped = True
         try:
             if running and self._writers is not None:
                 await self._writers.flush()
@@ -300,6 +317,9 @@ class Producer:
                 if transaction is not None:
                     transaction.fail(error)
                 continue
+            except UsageError:
+                # Such as a file of SecureChannel that is just being replaced: the next may find it.
+                continue
             if transaction is None:
                 if self._transaction is None and asked == claim.grant:
                     claim.renewed(grant)
@@ -319,10 +339,11 @@ class Producer:
         timestamp_ms: int | None = None,
     ) -> TopicPartition:
         """Returns once the record is buffered, with where it will go. Only without a transactional id."""
-        writer = await self._writer()
         where = self._placement.place(topic, key, partition)
         if where is None:
-            where = await self._placement.find(topic, key, partition)
+            where = await self._find(topic, key, partition)
+        # Taken last: while the topic is looked up, the one of before may fail.
+        writer = await self._writer()
         if writer.append(where, value, key, list(headers), timestamp_ms):
             await writer.room()
         return where
@@ -338,14 +359,18 @@ class Producer:
         timestamp_ms: int | None = None,
     ) -> RecordMetadata:
         """Returns once the record is written, with its offset. Only without a transactional id."""
+        where = self._placement.place(topic, key, partition) or await self._find(topic, key, partition)
         writer = await self._writer()
-        where = self._placement.place(topic, key, partition) or await self._placement.find(topic, key, partition)
         writer.append(where, value, key, list(headers), timestamp_ms)
         return await writer.future_of_last(where)
 
     async def flush(self) -> None:
         """Until all that was sent is written. Only without a transactional id."""
         await self._running_writers().flush()
+
+    async def _find(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+        self._running_writers()
+        return await self._placement.find(topic, key, partition)
 
     async def _writer(self) -> Writer:
         writers = self._running_writers()

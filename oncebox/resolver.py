@@ -6,12 +6,15 @@ transactional id: an owner that is alive goes on, with the same decision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from oncebox.atomic_commit import SETTLE_S, Decision, drive, settle, unwrap_metadata
+import grpc
+
+from oncebox.atomic_commit import SETTLE_S, Decision, drive, identify, settle, unwrap_metadata
 from oncebox.databases import database_of
-from oncebox.errors import OnceboxError, UsageError
+from oncebox.errors import OnceboxError
 from oncebox.session import OpenChannel, Session, open_plain_channel
 from oncebox.transaction import TransactionName
 from oncebox.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2, transaction_pb2
@@ -34,6 +37,20 @@ class Resolved:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unheard:
+    """A coordinator that does not answer: what it leads is not looked at, until a later run."""
+
+    address: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    resolved: list[Resolved] = field(default_factory=list)
+    unheard: list[Unheard] = field(default_factory=list)
+
+
 async def resolve(
     dsn: str,
     coordinators: Sequence[str],
@@ -42,41 +59,41 @@ async def resolve(
     older_than_s: float = 60.0,
     settle_s: float = SETTLE_S,
     open_channel: OpenChannel = open_plain_channel,
-) -> list[Resolved]:
+) -> Resolution:
     """All that are prepared together with this database and older than that. One that cannot be decided holds up no
-    other.
+    other, nor does a coordinator that is away.
     """
     import psycopg
 
     session = Session(coordinators, open_channel=open_channel)
-    resolved: list[Resolved] = []
+    resolution = Resolution()
     try:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
             database = database_of(connection, is_async=True)
-            try:
-                ((database_id,),) = await database.execute("database_id", {})
-            except psycopg.errors.UndefinedTable:
-                raise UsageError("this database has no tables for commits together with Kafka") from None
+            database_id = await drive(identify(database))
             async for found in prepared(coordinators, prefix, int(older_than_s * 1000), open_channel):
+                if isinstance(found, Unheard):
+                    resolution.unheard.append(found)
+                    continue
                 if unwrap_metadata(found.metadata)[0] != database_id:
                     continue
                 try:
-                    decision, error = await _decide(session, database, found, settle_s), ""
+                    decision, error = await _decide(session, database, database_id, found, settle_s), ""
                 except OnceboxError as raised:
                     decision, error = None, str(raised)
-                resolved.append(
+                resolution.resolved.append(
                     Resolved(transactional_id=found.transactional_id, number=found.number, result=decision, error=error)
                 )
     finally:
         await session.close()
-    return resolved
+    return resolution
 
 
 async def _decide(
-    session: Session, database: Database, found: admin_pb2.TransactionSummary, settle_s: float
+    session: Session, database: Database, database_id: str, found: admin_pb2.TransactionSummary, settle_s: float
 ) -> Decision:
     name = TransactionName(transactional_id=found.transactional_id, number=found.number)
-    decision = await drive(settle(database.another, database.sleep, name, settle_s))
+    decision = await drive(settle(database, database_id, name, settle_s))
     grant = transaction_pb2.Grant(number=found.number, producer_id=found.producer_id, epoch=found.epoch)
     request = coordinator_pb2.EndRequest(transactional_id=found.transactional_id, grant=grant, result=RESULTS[decision])
     await session.call(found.transactional_id, "end", request, timeout_s=CALL_TIMEOUT_S)
@@ -85,25 +102,44 @@ async def _decide(
 
 async def prepared(
     coordinators: Sequence[str], prefix: str, age_min_ms: int, open_channel: OpenChannel = open_plain_channel
-) -> AsyncIterator[admin_pb2.TransactionSummary]:
-    """The transactions that wait for a decision, on all instances."""
-    async with open_channel(coordinators[0]) as channel:
-        listed = await admin_pb2_grpc.AdminStub(channel).ListLeaders(
-            admin_pb2.ListLeadersRequest(), timeout=CALL_TIMEOUT_S
-        )
-    for address in sorted({leader.address for leader in listed.leaders} or set(coordinators)):
+) -> AsyncIterator[admin_pb2.TransactionSummary | Unheard]:
+    """The transactions that wait for a decision, on all instances that answer."""
+    leaders = await _leaders(coordinators, open_channel)
+    for address in sorted({leader.address for leader in leaders} or set(coordinators)):
         token = ""
         async with open_channel(address) as channel:
             while True:
                 request = admin_pb2.ListRequest(
                     prefix=prefix, states=[transaction_pb2.PREPARED], age_min_ms=age_min_ms, page_token=token
                 )
-                page = await admin_pb2_grpc.AdminStub(channel).List(request, timeout=CALL_TIMEOUT_S)
+                try:
+                    page = await admin_pb2_grpc.AdminStub(channel).List(request, timeout=CALL_TIMEOUT_S)
+                except grpc.aio.AioRpcError as error:
+                    yield Unheard(address=address, error=f"{error.code().name}: {error.details()}")
+                    break
                 for found in page.transactions:
                     yield found
                 token = page.next_page_token
                 if not token:
                     break
+
+
+async def _leaders(coordinators: Sequence[str], open_channel: OpenChannel) -> Sequence[admin_pb2.Leader]:
+    """As the first sees it that answers."""
+    *others, last = coordinators
+    for address in others:
+        with suppress(grpc.aio.AioRpcError):
+            return await _leaders_by(address, open_channel)
+    return await _leaders_by(last, open_channel)
+
+
+async def _leaders_by(address: str, open_channel: OpenChannel) -> Sequence[admin_pb2.Leader]:
+    async with open_channel(address) as channel:
+        request = admin_pb2.ListLeadersRequest()
+        listed: admin_pb2.ListLeadersResponse = await admin_pb2_grpc.AdminStub(channel).ListLeaders(
+            request, timeout=CALL_TIMEOUT_S
+        )
+        return listed.leaders
 
 
 async def prune(dsn: str, days: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from oncebox.errors import CoordinatorError, RetriableError, error_from
+from oncebox.errors import CoordinatorError, OnceboxError, RetriableError, error_from
 from oncebox.status import error_of_call
 from oncebox.v1 import coordinator_pb2, coordinator_pb2_grpc, transaction_pb2
 
@@ -197,8 +197,9 @@ class Session:
 
     async def close(self) -> None:
         if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+            watch, self._watch = self._watch, None
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
         lines, self._lines = list(self._lines.values()), {}
         await asyncio.gather(*(line.close() for line in lines))
 
@@ -251,7 +252,8 @@ class Session:
             await asyncio.sleep(OVERDUE_S / 3)
             for address, line in list(self._lines.items()):
                 for asked in line.overdue(loop.time() - OVERDUE_S):
-                    with suppress(_LostError, CoordinatorError):
+                    # Whatever it is, also of a way there that cannot be used just now: the next look may find more.
+                    with suppress(_LostError, OnceboxError):
                         others = [other for other in self._known() if other != address]
                         if await self._find(asked.transactional_id, others, FIND_TIMEOUT_S) != address:
                             self._leaders.pop(asked.transactional_id, None)

@@ -19,6 +19,8 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from pydantic_settings import SettingsError as UndecodableError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from oncebox.dsn import problem_of
+
 if TYPE_CHECKING:
     from oncebox import wire
 
@@ -112,9 +114,17 @@ class KafkaSection(Section):
         return self
 
 
+def _readable(dsn: SecretStr) -> SecretStr:
+    if problem := problem_of(dsn.get_secret_value()):
+        raise ValueError(problem)
+    return dsn
+
+
 class PostgresSection(Section):
+    """How to reach the database."""
+
     # postgresql://user:password@host/database; from another machine with ?sslmode=verify-full.
-    dsn: Annotated[SecretStr, Variable("ONCEBOX_DSN")]
+    dsn: Annotated[SecretStr, AfterValidator(_readable), Variable("ONCEBOX_DSN")]
 
 
 def is_loopback(host: str) -> bool:
@@ -160,12 +170,14 @@ def identifies(tls: ServerTlsSection | None, tokens: TokensSection | None) -> bo
 def check_listening(settings: Any) -> None:
     """For the validators of services that listen. ValueError: it could be reached by whom nobody meant."""
     has_identity = identifies(settings.tls, settings.tokens)
-    if not is_loopback(settings.listen_host) and not settings.insecure_listen and not (settings.tls and has_identity):
-        raise ValueError(
-            f"listen_host {settings.listen_host} is reachable from other machines, without TLS and an identity of "
-            "clients: set tls with client_ca_location or tokens, listen on 127.0.0.1, or set insecure_listen if "
-            "the network is trusted"
-        )
+    # /metrics may listen elsewhere.
+    http_host = getattr(settings, "http_host", "") or settings.listen_host
+    for name, host in (("listen_host", settings.listen_host), ("http_host", http_host)):
+        if not is_loopback(host) and not settings.insecure_listen and not (settings.tls and has_identity):
+            raise ValueError(
+                f"{name} {host} is reachable from other machines, without TLS and an identity of clients: set tls with "
+                "client_ca_location or tokens, listen on 127.0.0.1, or set insecure_listen if the network is trusted"
+            )
     if settings.tokens and not settings.tls:
         raise ValueError("tokens need tls: without encryption whoever listens could use them")
     if settings.rules_location and not has_identity:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from oncebox.bulk import Outgoing, Receipt, buffer_many
+from oncebox.bulk import Outgoing, Receipt, buffer_many, place_many
 from oncebox.claim import Registered, is_decided
 from oncebox.errors import (
     AbortableError,
@@ -17,12 +17,13 @@ from oncebox.errors import (
     OnceboxError,
 )
 from oncebox.group_offsets import GroupMetadata, TransactionEndedError, as_committed, as_messages, group_metadata
-from oncebox.partition_queue import Identity, RecordMetadata
+from oncebox.partition_queue import RecordMetadata
 from oncebox.transaction_tools import (
     State,
     Tools,
     TransactionName,
     explained,
+    identity_of,
     misused,
     register_group,
     register_partitions,
@@ -67,18 +68,10 @@ class Transaction:
         self._writer = Writer(
             tools.wire,
             tools.settings.writer,
-            self._identity(),
+            identity_of(self._claim, self.grant),
             register=self._register,
             registered=self._registered,
             explain=self._explain,
-        )
-
-    def _identity(self) -> Identity:
-        return Identity(
-            producer_id=self.grant.producer_id,
-            epoch=self.grant.epoch,
-            transactional_id=self._claim.transactional_id,
-            number=self.grant.number,
         )
 
     def granted(self, grant: transaction_pb2.Grant, registered: Registered) -> None:
@@ -91,7 +84,7 @@ class Transaction:
         self._maybe_registered = bool(registered)
         self._granting.set_result(None)
         self._granting = None
-        self._writer.move(self._identity(), self._registered)
+        self._writer.move(identity_of(self._claim, self.grant), self._registered)
 
     def not_granted(self, error: OnceboxError) -> None:
         self._writer.fail(error)
@@ -179,7 +172,10 @@ class Transaction:
         written; after flush() or commit() its offsets() knows without waiting.
         """
         self._check_open()
-        receipt = await buffer_many(self._writer, self._placement, records)
+        places = await place_many(self._writer, self._placement, records)
+        # Another task may have ended it meanwhile.
+        self._check_open()
+        receipt = buffer_many(self._writer, places, records)
         if wait_for_room:
             await self._writer.room()
         return receipt
@@ -276,6 +272,7 @@ class Transaction:
         """Makes it all visible, or raises. None: there was nothing to commit.
 
         "complete": every reader can see it; "decided": it can no longer fail, and the next transaction may begin.
+        After a RetriableError it may be called again, unless the next transaction has been begun.
         """
         self._begin_commit()
         return await self._commit(metadata, wait)
@@ -291,10 +288,12 @@ class Transaction:
         return asyncio.get_running_loop().create_task(self._commit(metadata, wait))
 
     def _begin_commit(self) -> None:
-        if self.state is not State.PREPARED:
-            self._check_state()
         if self.committing is not None:
             raise misused(self.name, "this transaction is being committed already")
+        # While nobody has asked for the next grant, the same question has the same answer, or brings it about.
+        may_ask_again = self.state is State.IN_DOUBT and self.grant == self._claim.grant
+        if self.state is not State.PREPARED and not may_ask_again:
+            self._check_state()
         self.committing = asyncio.get_running_loop().create_future()
         self._tools.on_state(self)
 
@@ -370,6 +369,8 @@ class Transaction:
             outcome = await self._claim.end(self.grant, result, contents, ahead=ahead, wait_complete=wait_complete)
         except AbortableError as error:
             self._become(State.ENDED if is_decided(error) else before)
+            if self.state is State.IN_DOUBT:
+                self._claim.doubt()
             raise
         except BaseException:
             if before is State.PREPARED:
@@ -390,10 +391,8 @@ class Transaction:
     async def outcome(self) -> transaction_pb2.Outcome:
         """What became of it; also after a commit that raised, and from another process by number."""
         await self.has_grant()
-        response = await self._claim.call(
-            "get_outcome",
-            coordinator_pb2.GetOutcomeRequest(transactional_id=self._claim.transactional_id, number=self.number),
-        )
+        request = coordinator_pb2.GetOutcomeRequest(transactional_id=self._claim.transactional_id, number=self.number)
+        response = await self._claim.call("get_outcome", request)
         outcome: transaction_pb2.Outcome = response.outcome
         return outcome
 
@@ -425,7 +424,7 @@ class Transaction:
         self._claim.renewed(grant)
         self._registered = frozenset()
         self._groups.clear()
-        self._writer.move(self._identity())
+        self._writer.move(identity_of(self._claim, self.grant))
 
     def _register(self, where: TopicPartition) -> None:
         if self._granting is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from oncebox.claim import grouped
 from oncebox.errors import CoordinatorError, RetriableError, UsageError
+from oncebox.partition_queue import Identity
 from oncebox.v1 import coordinator_pb2
 
 if TYPE_CHECKING:
@@ -51,6 +52,16 @@ class Tools:
     offsets: GroupOffsetsSender
     # Called when it ends, and again should its end be refused.
     on_state: Callable[[Transaction], None]
+
+
+def identity_of(claim: Claim, grant: transaction_pb2.Grant) -> Identity:
+    """As whom brokers know who writes under this grant."""
+    return Identity(
+        producer_id=grant.producer_id,
+        epoch=grant.epoch,
+        transactional_id=claim.transactional_id,
+        number=grant.number,
+    )
 
 
 def misused(name: TransactionName, told: str) -> UsageError:

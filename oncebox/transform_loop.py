@@ -16,12 +16,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oncebox.errors import (
     FatalError,
+    GroupAuthorizationFailedError,
     GroupFencedError,
+    InvalidRequestError,
+    InvalidTopicError,
+    MessageTooLargeError,
+    OffsetsRefusedError,
     OnceboxError,
     PoisonRecordError,
     RecordsRefusedError,
+    RecordTooLargeError,
     RetriableError,
+    TopicAuthorizationFailedError,
     TransactionTimedOutError,
+    UnknownTopicError,
+    UnknownTopicOrPartitionError,
     UsageError,
 )
 from oncebox.group_consumer import NAME, STRATEGY, TWO_ROUNDS, GroupConsumer
@@ -89,6 +98,25 @@ class TransformSettings:
         """How long one record, the last of a transaction, may take."""
         producer = self.producer_settings
         return producer.transaction_timeout_ms - (0 if producer.extend_transactions else self.transaction_ms)
+
+
+# Refusals for what was asked: the same transaction again will be refused again.
+LASTING = (
+    RecordsRefusedError,
+    TopicAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    InvalidTopicError,
+    UnknownTopicOrPartitionError,
+    MessageTooLargeError,
+    InvalidRequestError,
+)
+
+
+def _is_lasting(error: OnceboxError) -> bool:
+    if isinstance(error, OffsetsRefusedError):
+        # Without a name nobody refused: no answer came in time.
+        return bool(error.code) and not isinstance(error, GroupFencedError)
+    return isinstance(error, LASTING)
 
 
 class _HandlerError(Exception):
@@ -201,7 +229,7 @@ class _Loop:
             self._judge_timeout(error)
         except OnceboxError as error:
             log.warning("the transaction is aborted, and its records are read again: %s", error)
-            self._refusals = self._refusals + 1 if isinstance(error, RecordsRefusedError) else 0
+            self._refusals = self._refusals + 1 if _is_lasting(error) else 0
             if self._refusals >= self.settings.attempts:
                 raise
         await asyncio.sleep(self._pause_s)
@@ -261,13 +289,16 @@ class _Loop:
             ("oncebox.source", f"{record.topic}:{record.partition}:{record.offset}".encode()),
             ("oncebox.error", f"{type(error).__name__}: {error}".encode()),
         ]
-        await transaction.send(
-            self.settings.dead_letter_topic,
-            record.value,
-            key=record.key,
-            headers=headers,
-            timestamp_ms=max(record.timestamp_ms, 0),
-        )
+        try:
+            await transaction.send(
+                self.settings.dead_letter_topic,
+                record.value,
+                key=record.key,
+                headers=headers,
+                timestamp_ms=max(record.timestamp_ms, 0),
+            )
+        except (RecordTooLargeError, UnknownTopicError) as refused:
+            raise PoisonRecordError(record, f"can neither be handled nor be buried: {refused}") from error
 
     def _judge(self, failed: _HandlerError) -> None:
         record, key = failed.record, failed.record[:3]

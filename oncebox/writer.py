@@ -8,16 +8,12 @@ there, because a new epoch must begin with sequence 0.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from oncebox.errors import (
-    DeliveryError,
-    OnceboxError,
-    RecordTooLargeError,
-    UsageError,
-    refused_by_broker,
-)
+from oncebox.delivery_errors import not_written, overdue, refused
+from oncebox.errors import OnceboxError, RecordTooLargeError, UsageError
 from oncebox.partition_queue import Batch, Identity, PartitionQueue, RecordMetadata
 from oncebox.v1 import transaction_pb2
 from oncebox.wire import (
@@ -67,7 +63,7 @@ class Writer:
         # Those with something to send, in the order of their turns.
         self._active: dict[PartitionQueue, None] = {}
         self._requests: dict[int, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._stale: set[str] = set()
         self._buffered = 0
         self._loop = asyncio.get_running_loop()
@@ -237,7 +233,7 @@ class Writer:
             self.has_sent = True
             for node_id, batches in requests.items():
                 self._requests[node_id] = self._requests.get(node_id, 0) + 1
-                self._start(self._send(node_id, batches))
+                self._send(node_id, batches)
 
     def _sendable(self, partition: PartitionQueue) -> int | None:
         """The broker that its next batch can be sent to now."""
@@ -264,24 +260,43 @@ class Writer:
         age_s = self._loop.time() - partition.opened_at
         return age_s * 1000 >= settings.linger_ms
 
-    async def _send(self, node_id: int, batches: dict[PartitionQueue, Batch]) -> None:
-        answer: dict[TopicPartition, Appended] = {}
-        problem = ""
+    def _send(self, node_id: int, batches: dict[PartitionQueue, Batch]) -> None:
+        """Written at once where that is possible: the broker works while others of this process fill their batches."""
         identity = self.identity
         try:
-            answer = await self._wire.produce(
-                node_id,
-                {partition.where: partition.build(batch, identity) for partition, batch in batches.items()},
-                transactional_id=identity.transactional_id,
-                timeout_ms=self._settings.request_timeout_ms,
-                acks=self._settings.acks,
+            sent = asyncio.ensure_future(
+                self._wire.produce(
+                    node_id,
+                    {partition.where: partition.build(batch, identity) for partition, batch in batches.items()},
+                    transactional_id=identity.transactional_id,
+                    timeout_ms=self._settings.request_timeout_ms,
+                    acks=self._settings.acks,
+                )
             )
+        except Exception as error:  # noqa: BLE001 - as in _received
+            sent = self._loop.create_future()
+            sent.set_exception(error)
+        self._tasks.add(sent)
+        sent.add_done_callback(partial(self._received, node_id, batches))
+
+    def _received(
+        self,
+        node_id: int,
+        batches: dict[PartitionQueue, Batch],
+        received: "asyncio.Future[dict[TopicPartition, Appended]]",
+    ) -> None:
+        self._requests[node_id] -= 1
+        self._tasks.discard(received)
+        if received.cancelled():
+            return
+        answer: dict[TopicPartition, Appended] = {}
+        problem = ""
+        try:
+            answer = received.result()
         except OutcomeUnknownError as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody must wait for these batches for ever
-            self.fail(_because(f"records cannot be written: {error!r}", error))
-        finally:
-            self._requests[node_id] -= 1
+            self.fail(not_written(repr(error), error))
         for partition, batch in batches.items():
             self._answered(partition, batch, answer.get(partition.where), problem)
         self._changed.set()
@@ -325,17 +340,12 @@ class Writer:
             except OutcomeUnknownError:
                 await asyncio.sleep(RETRY_MAX_S)
             except WireError as error:
-                self.fail(_because(f"records cannot be written: {error}", error))
+                self.fail(not_written(str(error), error))
             self._stale -= topics
         self._schedule_pump()
 
     def _refuse(self, where: TopicPartition, batch: Batch, appended: Appended) -> None:
-        told = f"{where.topic}:{where.partition} refuses the records: {appended.error.name}"
-        if appended.error_message:
-            told += f" ({appended.error_message})"
-        if appended.error is ErrorCode.MESSAGE_TOO_LARGE:
-            told += f"; its max.message.bytes is below the {len(batch.data or b'')} bytes of a batch"
-        error = refused_by_broker(told, appended.error.name)
+        error = refused(where, appended, len(batch.data or b""))
         if appended.error in FENCED and self._explain is not None:
             if not self._refused:
                 self._refused = True
@@ -379,15 +389,10 @@ class Writer:
         if deadline > self._loop.time():
             self._deadline = self._loop.call_at(deadline, self._check_deadlines)
             return
-        where, problem = partition.where, partition.problem
+        problem = partition.problem
         if not problem:
             problem = "no answer" if partition.registered else "the coordinator has not registered the partition"
-        self.fail(
-            DeliveryError(
-                f"records to {where.topic}:{where.partition} were not written within the delivery timeout of "
-                f"{self._settings.delivery_timeout_ms} ms: {problem}"
-            )
-        )
+        self.fail(overdue(partition.where, self._settings.delivery_timeout_ms, problem))
 
     async def flush(self) -> None:
         """Until every record is acknowledged, or the error that prevents it."""
@@ -436,9 +441,3 @@ class Writer:
 
 def _unheard(_where: TopicPartition) -> None:
     """Nothing is registered for a transaction that has ended, so nothing more is sent."""
-
-
-def _because(told: str, cause: BaseException) -> DeliveryError:
-    error = DeliveryError(told)
-    error.__cause__ = cause
-    return error

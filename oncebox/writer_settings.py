@@ -1,4 +1,4 @@
-"""How records are batched, sent and given up: the names of Kafka's own producers where they mean the same."""
+"""How records are batched, sent and given up: what Kafka's own producers have, with the unit in each name."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,8 @@ ACKS_ALL = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSettings:
+    """How a producer batches records, sends them and gives them up."""
+
     batch_bytes: int = 256 * 1024
     # A request holds batches of several partitions up to this size; a record larger than this is refused.
     request_bytes: int = 1024 * 1024

@@ -1,8 +1,9 @@
 """Whole committed transactions for readers: what Kafka's read_committed hides, the commit manifests tell.
 
-assembly.py and order.py are pure; source.py reads Kafka; reader.py joins them into read_transactions().
+assembly, order, express and lanes are pure; source.py reads Kafka; reader.py joins them into read_transactions().
 """
 
+from oncebox.reader.lanes import Bulk
 from oncebox.reader.reader import TransactionReader, read_transactions
 from oncebox.reader.types import (
     CommittedTransaction,
@@ -14,6 +15,7 @@ from oncebox.reader.types import (
 )
 
 __all__ = [
+    "Bulk",
     "CommittedTransaction",
     "FeedTooShortError",
     "PartitionPosition",

@@ -409,6 +409,12 @@ class Assembly:
         return len(self._pending)
 
     @property
+    def is_settled(self) -> bool:
+        """All that has come is done, and nothing has to be remembered of it but the position."""
+        is_waiting = self._pending or self._order.has_gates or self.has_undetermined
+        return not is_waiting and self._marks is None and self.horizon_ms is None and not self.new_partitions
+
+    @property
     def newest_rank(self) -> int:
         return self._rank
 

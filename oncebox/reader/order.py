@@ -181,6 +181,10 @@ class Order(Generic[ItemT]):
         """Releases what stands on this partition after all that others have below these offsets."""
         self._gates[where] = (ends, set())
 
+    @property
+    def has_gates(self) -> bool:
+        return bool(self._gates)
+
     def held_back_by(self) -> Iterator[TopicPartition]:
         """The partitions that have to be read on before others are released."""
         for ends, _ in self._gates.values():

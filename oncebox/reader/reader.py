@@ -15,6 +15,8 @@ from google.protobuf.message import DecodeError
 
 from oncebox.errors import RetriableError, UsageError
 from oncebox.reader.assembly import Assembly
+from oncebox.reader.express import Express
+from oncebox.reader.lanes import Bulk
 from oncebox.reader.source import (
     ConsumerThread,
     by_partition,
@@ -99,9 +101,11 @@ class TransactionReader:
         self._until_end = until_end
         self._buffer_bytes = buffer_bytes
         self._held_back = held_back
+        # To be set before it is opened, for take() alone: that gives many transactions as one then, where it can.
+        self.in_bulk = False
         self._kafka = kafka
         self._wire = Wire(kafka)
-        self._outbox: deque[tuple[Gathering, int]] = deque()
+        self._outbox: deque[tuple[Gathering | Bulk, int]] = deque()
         self._outbox_bytes = 0
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
@@ -112,7 +116,7 @@ class TransactionReader:
         self._error: BaseException | None = None
         self._is_open = False
         self._start: Start
-        self._assembly: Assembly
+        self._assembly: Assembly | Express
         self._records: ConsumerThread
         self._feed: ConsumerThread
         self._paused: set[TopicPartition] = set()
@@ -140,8 +144,10 @@ class TransactionReader:
             self._changed.clear()
             await self._changed.wait()
         item, size = self._outbox.popleft()
+        if isinstance(item, Bulk):
+            raise UsageError("this reader gives what it has read in bulk: use take()")
         self._handed_out(size)
-        self._assembly.done(item)
+        self._assembly.done(item)  # type: ignore[arg-type]
         transaction = item.transaction()
         item.forget()
         return transaction
@@ -150,12 +156,12 @@ class TransactionReader:
         self._outbox_bytes -= size
         self._room.set()
 
-    def take(self, *, records_max: int, bytes_max: int) -> list[Gathering]:
+    def take(self, *, records_max: int, bytes_max: int) -> list[Gathering | Bulk]:
         """What is there already, without waiting: whole transactions up to about these limits (one at least), as they
         were gathered; to be told forget() when their records are in other hands. Those that only make sense together
         come together.
         """
-        taken: list[Gathering] = []
+        taken: list[Gathering | Bulk] = []
         records = size = 0
         while self._outbox:
             item, item_size = self._outbox[0]
@@ -165,7 +171,7 @@ class TransactionReader:
             records += count
             size += item_size
             self._outbox.popleft()
-            self._assembly.done(item)
+            self._assembly.done(item)  # type: ignore[arg-type]
             taken.append(item)
         self._handed_out(size)
         if not taken and self._error is not None:
@@ -192,7 +198,7 @@ class TransactionReader:
         """
         part = None
         if sum(self._assembly.buffered_by_partition().values()) > self._buffer_bytes:
-            part = self._assembly.unload(self._buffer_bytes // LARGE_SHARE)
+            part = self._exactly().unload(self._buffer_bytes // LARGE_SHARE)
         if part is None:
             self._unloaded.set()
         else:
@@ -201,19 +207,19 @@ class TransactionReader:
 
     def first_unloaded(self, where: TopicPartition, below: int) -> int | None:
         """Where in this partition the first transaction begins that is not handed out and has been unloaded."""
-        return self._assembly.first_unloaded(where, below)
+        return None if isinstance(self._assembly, Express) else self._assembly.first_unloaded(where, below)
 
     async def wait_until_whole(self, where: TopicPartition, offset: int, timeout_s: float) -> bool:
         """Whether what this record belongs to can be taken, after all that comes before it."""
         if self._error is not None:
             raise self._error
         self._awaited = (where, offset)
-        if not self._assembly.is_whole(where, offset):
+        if not self._exactly().is_whole(where, offset):
             self._changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._changed.wait()
-        return self._assembly.is_whole(where, offset)
+        return self._exactly().is_whole(where, offset)
 
     @property
     def pending_count(self) -> int:
@@ -222,11 +228,11 @@ class TransactionReader:
 
     def mark(self) -> int:
         """For is_pending(): the commits that are known by now."""
-        return self._assembly.newest_rank
+        return self._exactly().newest_rank
 
     def is_pending(self, mark: int) -> bool:
         """Whether a commit that was known at the mark is not handed out."""
-        return self._assembly.is_pending(mark)
+        return self._exactly().is_pending(mark)
 
     def position(self) -> Position:
         """Behind the transaction that was handed out last: store it together with what became of that."""
@@ -247,10 +253,11 @@ class TransactionReader:
             await self._wire.close()
             raise
         self._is_open = True
-        self._assembly = Assembly(start.partitions, start.feed, start.topic_ids)
-        self._assembly.horizon_ms = start.horizon_ms
+        assembly = self._assembly = Assembly(start.partitions, start.feed, start.topic_ids)
+        assembly.horizon_ms = start.horizon_ms
         for where, ends in self._held_back.items():
-            self._assembly.hold_back(where, ends)
+            assembly.hold_back(where, ends)
+        self._hurry(assembly)
         self._records = ConsumerThread(self._kafka, queue_kbytes=TOPICS_QUEUE_KBYTES)
         self._feed = ConsumerThread(self._kafka, queue_kbytes=FEED_QUEUE_KBYTES)
         await self._records.assign({where: at.next_offset for where, at in start.partitions.items()})
@@ -279,7 +286,6 @@ class TransactionReader:
     # --- what is read -----------------------------------------------------------------------------------------------
 
     async def _read_records(self) -> None:
-        assembly = self._assembly
         is_stalled = False
         while True:
             if not self._room.is_set():
@@ -288,10 +294,13 @@ class TransactionReader:
                         await self._room.wait()
             is_stalled = not self._room.is_set()
             if is_stalled:
-                needed = assembly.needed_for(*self._awaited) if self._awaited is not None else set()
-                await self._read_only(needed | assembly.needed())
+                exactly = self._exactly()
+                needed = exactly.needed_for(*self._awaited) if self._awaited is not None else set()
+                await self._read_only(needed | exactly.needed())
             await self._unloaded.wait()
-            for where, records, end in records_by_partition(await self._records.poll()):
+            messages = await self._records.poll()
+            assembly = self._assembly
+            for where, records, end in records_by_partition(messages):
                 if records:
                     assembly.records(where, records)
                 else:
@@ -301,11 +310,12 @@ class TransactionReader:
                 await self._balance()
 
     async def _read_feed(self) -> None:
-        assembly = self._assembly
         while True:
-            while assembly.pending_count > PENDING_MAX and not assembly.has_undetermined:  # noqa: ASYNC110 - both change
+            while self._assembly.pending_count > PENDING_MAX and not self._assembly.has_undetermined:  # noqa: ASYNC110 - both change
                 await asyncio.sleep(CHECK_PAUSE_S)
-            for where, messages in by_partition(await self._feed.poll()):
+            polled = await self._feed.poll()
+            assembly = self._assembly
+            for where, messages in by_partition(polled):
                 end = 0
                 for message in messages:
                     at = position_of(message)
@@ -319,7 +329,8 @@ class TransactionReader:
     def _read_commit(self, where: TopicPartition, message: Any) -> None:
         if where.partition in self._start.cut_feed:
             self._start.cut_feed.discard(where.partition)
-            self._assembly.horizon_ms = max(self._assembly.horizon_ms or 0, message.timestamp()[1])
+            exactly = self._exactly()
+            exactly.horizon_ms = max(exactly.horizon_ms or 0, message.timestamp()[1])
         try:
             told = manifest_pb2.FeedRecord.FromString(message.value() or b"")
         except DecodeError as error:
@@ -334,15 +345,17 @@ class TransactionReader:
         feed = [TopicPartition(self._feed_topic, index) for index in self._start.feed]
         while True:
             await asyncio.sleep(CHECK_PAUSE_S)
-            if not self._assembly.wants_check:
+            # (Another that goes on in its place meanwhile asks anew.)
+            assembly = self._assembly
+            if not assembly.wants_check:
                 continue
-            self._assembly.begin_check()
+            assembly.begin_check()
             try:
                 ends = await list_offsets(self._wire, feed, LATEST)
             except RetriableError:
-                self._assembly.drop_check()
+                assembly.drop_check()
                 continue
-            self._assembly.ends_known({where.partition: end for where, end in ends.items()})
+            assembly.ends_known({where.partition: end for where, end in ends.items()})
             self._advance()
 
     async def _discover(self) -> None:
@@ -365,13 +378,34 @@ class TransactionReader:
     # --- what is whole ----------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
+        self._release()
+        if not isinstance(self._assembly, Express):
+            self._hurry(self._assembly)
+        elif self._assembly.is_beyond:
+            self._exactly()
+        if self._outbox_bytes > self._buffer_bytes:
+            self._room.clear()
+        self._changed.set()
+
+    def _release(self) -> None:
         for item in self._assembly.release():
             size = item.size()
             self._outbox.append((item, size))
             self._outbox_bytes += size
-        if self._outbox_bytes > self._buffer_bytes:
-            self._room.clear()
-        self._changed.set()
+
+    def _hurry(self, assembly: Assembly) -> None:
+        """Goes on the quick way, where nothing speaks against it."""
+        if self.in_bulk and not self._outbox and not self._start.cut_feed:
+            self._assembly = Express.after(assembly) or assembly
+
+    def _exactly(self) -> Assembly:
+        """Goes on one by one from here on. What was released and not taken is so again."""
+        if isinstance(self._assembly, Express):
+            self._assembly = self._assembly.hand_over()
+            self._outbox.clear()
+            self._outbox_bytes = 0
+            self._release()
+        return self._assembly
 
     async def _read_only(self, needed: set[TopicPartition]) -> None:
         """Nothing is taken for long, maybe because something is waited for that is not whole: goes on with that."""
@@ -400,7 +434,7 @@ class TransactionReader:
             paused, self._paused = self._paused, set()
             await self._records.resume(paused)
         elif total > self._buffer_bytes:
-            needed = assembly.needed()
+            needed = self._exactly().needed()
             ahead = {where for where, size in buffered.items() if size > total / len(buffered)} - needed - self._paused
             wanted = self._paused & needed
             if wanted:

@@ -34,6 +34,9 @@ WITH durable AS (
 )
 INSERT INTO oncebox.atomic_token (transactional_id, number, result)
 SELECT :transactional_id, :number, 'committed' FROM durable
+-- As database_id: the database that this very transaction is in.
+RETURNING (SELECT concat_ws('/', id, (SELECT system_identifier FROM pg_control_system()),
+    (SELECT oid FROM pg_database WHERE datname = current_database())) FROM oncebox.atomic_database)
 
 -- name: limit_wait
 SELECT set_config('lock_timeout', :lock_timeout, true), set_config('synchronous_commit', 'on', true)

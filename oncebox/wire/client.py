@@ -21,6 +21,7 @@ from oncebox.wire.errors import ErrorCode, OutcomeUnknownError
 from oncebox.wire.types import GroupMember
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from oncebox.wire.settings import KafkaSettings
@@ -121,7 +122,7 @@ class Wire:
         for name, topic in answer.topics.items():
             self._leaders[name] = {index: partition.leader_id for index, partition in topic.partitions.items()}
 
-    async def produce(
+    def produce(
         self,
         node_id: int,
         batches: Mapping[TopicPartition, bytes],
@@ -130,15 +131,17 @@ class Wire:
         acks: int = -1,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         lane: str = "produce",
-    ) -> dict[TopicPartition, Appended]:
-        """Append one batch per partition, all led by this broker; a transactional one needs its transactional.id."""
+    ) -> asyncio.Future[dict[TopicPartition, Appended]]:
+        """Append one batch per partition, all led by this broker; a transactional one needs its transactional.id.
+
+        Where the connection is open the request is written before this returns: the answer is to be awaited.
+        """
         # The broker gives up first, so that slow replication is answered by name and does not cost the connection.
         broker_timeout_ms = max(timeout_ms - 500, timeout_ms // 2)
         call = requests.produce_call(
             batches, transactional_id=transactional_id, acks=acks, timeout_ms=broker_timeout_ms
         )
-        answer: dict[TopicPartition, Appended] = await self._connections.send(node_id, lane, call, timeout_ms)
-        return answer
+        return self._connections.send_now(node_id, lane, call, timeout_ms)
 
     async def write_txn_markers(
         self,

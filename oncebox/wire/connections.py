@@ -60,6 +60,13 @@ class Connections:
             return await (await self._send_when_open(node_id, lane, call, timeout_ms))
         return await connection.send(call, timeout_ms)
 
+    def send_now(self, node_id: int, lane_name: str, call: Call, timeout_ms: int) -> asyncio.Future[Any]:
+        """Where the connection is open the request is written before this returns, without a task of its own."""
+        lane = self._lanes.get((node_id, lane_name))
+        if lane is None or lane.connection is None or lane.waiting or not lane.connection.is_open():
+            return asyncio.ensure_future(self.send(node_id, lane_name, call, timeout_ms))
+        return lane.connection.send(call, timeout_ms)
+
     async def _send_when_open(self, node_id: int, lane: _Lane, call: Call, timeout_ms: int) -> asyncio.Future[Any]:
         """Returns when the request is written."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
@@ -76,6 +83,8 @@ class Connections:
 
     async def ask_address(self, host: str, port: int, call: Call, timeout_ms: int) -> Any:
         """For the first request of all, when no broker is known by its id."""
+        if self._closed:
+            raise OutcomeUnknownError("the connections are closed; nothing was sent")
         name = f"{host}:{port}"
         try:
             async with asyncio.timeout(timeout_ms / 1000):

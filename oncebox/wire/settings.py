@@ -27,6 +27,8 @@ UNANSWERED_MS = 15_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSettings:
+    """The way to the brokers, with who we are there, by librdkafka's names."""
+
     bootstrap_servers: str
     client_id: str = "oncebox"
     security_protocol: SecurityProtocol = "PLAINTEXT"

@@ -139,8 +139,8 @@ async def test_requests_that_wait_for_the_connection_are_not_overtaken_once_it_i
 ) -> None:
     node_id = leader(wire, partition)
 
-    def produce(sequence: int) -> asyncio.Task[Any]:
-        return asyncio.create_task(wire.produce(node_id, {partition: batch(sequence)}, lane="fresh"))
+    def produce(sequence: int) -> asyncio.Future[Any]:
+        return wire.produce(node_id, {partition: batch(sequence)}, lane="fresh")
 
     asked = [produce(sequence) for sequence in range(10)]
     await asyncio.sleep(0)  # one step: they wait
@@ -180,8 +180,7 @@ async def test_a_caller_that_gives_up_leaves_the_lane_in_order(wire: Wire, parti
     node_id = leader(wire, partition)
     await wire.list_offsets(node_id, {partition: LATEST}, lane="x")
     connection = connection_of(wire, node_id, "x")
-    given_up = asyncio.create_task(wire.produce(node_id, {partition: batch(0)}, lane="x"))
-    await asyncio.sleep(0)  # one step: the request is written
+    given_up = wire.produce(node_id, {partition: batch(0)}, lane="x")
     given_up.cancel()
     answer = await wire.produce(node_id, {partition: batch(1)}, lane="x")
     assert given_up.cancelled()
@@ -236,7 +235,7 @@ async def test_what_was_done_but_not_answered_is_found_done_by_repeating_it(
         node_id = through(proxy, wire)
         assert (await wire.produce(node_id, {partition: batch(0)}))[partition].base_offset == 0
         proxy.swallow_reply(0)
-        following = asyncio.create_task(wire.produce(node_id, {partition: batch(1)}, timeout_ms=500))
+        following = wire.produce(node_id, {partition: batch(1)}, timeout_ms=500)
         await asyncio.sleep(0)
         with pytest.raises(OutcomeUnknownError, match="overdue"):  # the other's deadline closes both
             await wire.produce(node_id, {partition: batch(2)})

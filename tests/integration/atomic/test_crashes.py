@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,15 @@ from oncebox.databases import _AsyncPsycopg
 from oncebox.local import LocalPostgres
 from proof.faults.process import ChildProcess
 from tests.integration.atomic.conftest import Bank, agree, connect, make_bank, transfer
-from tests.integration.atomic.killed import POINTS, at
+from tests.integration.atomic.killed import KINDS, POINTS, at, opened, opened_blocking, transfer_blocking
+from tests.integration.atomic.killed import transfer as transfer_once
 from tests.support.coordinator import Coordinators
 
 
-@pytest.mark.parametrize("by", ["recover", "resolve"])
-async def test_the_client_is_killed_at_every_step(bank: Bank, tmp_path: Path, by: str):
+@pytest.mark.parametrize(
+    ("by", "kind"), [("resolve", "psycopg"), ("recover", "psycopg"), *(("recover", kind) for kind in list(KINDS)[1:])]
+)
+async def test_the_client_is_killed_at_every_step(bank: Bank, tmp_path: Path, by: str, kind: str):
     """The crash matrix: whoever comes next finds both sides saying the same."""
     given = {
         "servers": bank.one.bootstrap_servers,
@@ -34,7 +37,7 @@ async def test_the_client_is_killed_at_every_step(bank: Bank, tmp_path: Path, by
     expected = set()
     for point, (_, _, _, happens) in POINTS.items():
         child = ChildProcess(
-            [sys.executable, "-m", "tests.integration.atomic.killed", json.dumps(given), point, point],
+            [sys.executable, "-m", "tests.integration.atomic.killed", json.dumps(given), kind, point, point],
             log=tmp_path / f"{point}.log",
             directory=Path(__file__).parents[3],
         )
@@ -43,8 +46,7 @@ async def test_the_client_is_killed_at_every_step(bank: Bank, tmp_path: Path, by
         if happens:
             expected.add(point)
         if by == "recover":
-            async with bank.producer() as producer, await connect(bank) as connection:
-                await oncebox.recover(producer, connection)
+            await asyncio.to_thread(recover_blocking, bank, kind) if "blocking" in kind else await recover(bank, kind)
         else:
             await resolver.resolve(bank.dsn, bank.one.addresses, prefix=bank.transactional_id, older_than_s=0)
         left = [each async for each in resolver.prepared(bank.one.addresses, bank.transactional_id, 0)]
@@ -53,6 +55,59 @@ async def test_the_client_is_killed_at_every_step(bank: Bank, tmp_path: Path, by
     async with bank.producer():
         pass  # aborts what "before prepare" left open
     await agree(bank, *expected)
+
+
+async def recover(bank: Bank, kind: str) -> None:
+    async with bank.producer() as producer, opened(bank, kind) as (connection, _):
+        await oncebox.recover(producer, connection)
+
+
+def recover_blocking(bank: Bank, kind: str) -> None:
+    with bank.blocking_producer() as producer, opened_blocking(bank, kind) as (connection, _):
+        oncebox.recover(producer, connection)
+
+
+# Where a session of the database ends, and whether the transfer happens all the same.
+LOST = {
+    "before prepare": False,
+    "before the database's commit": False,
+    "after the database's commit": True,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("point", LOST)
+async def test_the_databases_session_ends_at_a_step(bank: Bank, monkeypatch, kind: str, point: str):
+    """The service finds out by itself, on another connection of the same kind, and goes on."""
+    end_sessions = (
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+
+    def end() -> Any:
+        with psycopg.connect(bank.dsn, autocommit=True) as connection:
+            connection.execute(end_sessions)
+        if LOST[point]:
+            raise psycopg.OperationalError("the answer is lost")
+
+    async def end_soon() -> None:
+        await asyncio.to_thread(end)
+
+    is_blocking, names = "blocking" in kind, ["in doubt", "after"]
+    with monkeypatch.context() as patch, nullcontext() if LOST[point] else pytest.raises(Exception, match="terminat"):
+
+        def before() -> None:
+            patch.setattr(*at(point, end if is_blocking else end_soon, kind))
+
+        if is_blocking:
+            await asyncio.to_thread(transfer_blocking, bank, kind, names[0], before)
+        else:
+            await transfer_once(bank, kind, names[0], before)
+    left = [each async for each in resolver.prepared(bank.one.addresses, bank.transactional_id, 0)]
+    assert left == []
+    async with bank.producer() as producer, await connect(bank) as connection:
+        await transfer(bank, producer, connection, names[1])
+    await agree(bank, *names[0 if LOST[point] else 1 :])
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
@@ -83,7 +138,7 @@ async def test_the_databases_connection_breaks_at_the_commit(bank: Bank, monkeyp
 
 
 # Where a commit of the database is under way when the server is gone.
-IN_DOUBT = ("after the token", "before the database's commit", "after the database's commit")
+IN_DOUBT = [point for point in POINTS if "Kafka" not in point]
 
 
 async def test_the_database_server_crashes_at_every_step(shared_coordinator: Coordinators, tmp_path: Path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 import oncebox
 from oncebox import atomic_commit, resolver
-from oncebox.atomic_commit import _identify, drive, wrap_metadata
+from oncebox.atomic_commit import drive, identify, wrap_metadata
 from oncebox.databases import _AsyncPsycopg, database_of
 from oncebox.errors import UsageError
 from oncebox.local import LocalPostgres
@@ -36,21 +36,30 @@ async def test_r17_a_resolver_and_a_late_database_commit_agree(bank: Bank, monke
         monkeypatch.setattr(_AsyncPsycopg, "commit", late)
         await transfer(bank, producer, connection, "the application first")
         monkeypatch.undo()
-        assert [each.result for each in await resolving[0]] == ["committed"]
+        assert [each.result for each in (await resolving[0]).resolved] == ["committed"]
 
-        real_execute = _AsyncPsycopg.execute
+    async with bank.producer() as producer:
+        async with await connect(bank) as connection:
 
-        async def too_late(self: _AsyncPsycopg, name: str, values: Any) -> Any:
-            if name == "commit_token":
-                assert [each.result for each in await resolve()] == ["aborted"]
-            return await real_execute(self, name, values)
+            async def too_late(self: _AsyncPsycopg) -> None:
+                if self._connection is connection:
+                    # The session is gone, and its row with it; the service does not know yet.
+                    await end_session(bank, connection)
+                    assert [each.result for each in (await resolve()).resolved] == ["aborted"]
+                await real(self)
 
-        monkeypatch.setattr(_AsyncPsycopg, "execute", too_late)
-        with pytest.raises(psycopg.errors.UniqueViolation):
-            await transfer(bank, producer, connection, "the resolver first")
-        monkeypatch.undo()
-        await transfer(bank, producer, connection, "and on")
+            monkeypatch.setattr(_AsyncPsycopg, "commit", too_late)
+            with pytest.raises(psycopg.OperationalError):
+                await transfer(bank, producer, connection, "the resolver first")
+            monkeypatch.undo()
+        async with await connect(bank) as connection:
+            await transfer(bank, producer, connection, "and on")
     await agree(bank, "the application first", "and on")
+
+
+async def end_session(bank: Bank, connection: psycopg.AsyncConnection[Any]) -> None:
+    async with await connect(bank, autocommit=True) as other:
+        await other.execute("SELECT pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
 
 
 async def wait_until_blocked(bank: Bank) -> None:
@@ -68,7 +77,7 @@ async def wait_until_blocked(bank: Bank) -> None:
 async def leave_prepared(bank: Bank, name: str) -> TransactionName:
     """As a service does that ends after the prepare; the database knows nothing of it."""
     async with await connect(bank, autocommit=True) as connection:
-        database_id = await drive(_identify(database_of(connection, is_async=True)))
+        database_id = await drive(identify(database_of(connection, is_async=True)))
     async with bank.producer() as producer:
         transaction = await producer.begin()
         await transaction.send(bank.topic, name.encode())
@@ -87,16 +96,16 @@ async def test_one_that_cannot_be_decided_holds_up_no_other(bank: Bank, monkeypa
         await holding.execute("INSERT INTO oncebox.atomic_token VALUES (%s, %s, 'committed')", [stuck, left[1].number])
         monkeypatch.setattr(atomic_commit, "LOCK_TIMEOUT_S", 0.2)
         found = await resolver.resolve(bank.dsn, bank.one.addresses, prefix=prefix, older_than_s=0, settle_s=0.1)
-        assert {each.transactional_id: each.result for each in found} == {
+        assert {each.transactional_id: each.result for each in found.resolved} == {
             f"{prefix}-0": "aborted",
             stuck: None,
             f"{prefix}-2": "aborted",
         }
-        (error,) = [each.error for each in found if each.error]
+        (error,) = [each.error for each in found.resolved if each.error]
         assert "does not say whether it has committed" in error
         await holding.rollback()
     found = await resolver.resolve(bank.dsn, bank.one.addresses, prefix=prefix, older_than_s=0)
-    assert [(each.transactional_id, each.result) for each in found] == [(stuck, "aborted")]
+    assert [(each.transactional_id, each.result) for each in found.resolved] == [(stuck, "aborted")]
     await agree(bank)
 
 
@@ -110,10 +119,10 @@ async def test_a_copy_of_the_database_decides_nothing(bank: Bank, postgres: Loca
         found = await resolver.resolve(
             postgres.dsn_of(copy), bank.one.addresses, prefix=bank.transactional_id, older_than_s=0
         )
-        assert found == []
+        assert found == resolver.Resolution()
         await connection.execute(f'DROP DATABASE "{copy}"'.encode())
     found = await resolver.resolve(bank.dsn, bank.one.addresses, prefix=bank.transactional_id, older_than_s=0)
-    assert [each.result for each in found] == ["aborted"]
+    assert [each.result for each in found.resolved] == ["aborted"]
 
 
 async def test_a_resolver_leaves_other_databases_alone(bank: Bank):
@@ -122,7 +131,10 @@ async def test_a_resolver_leaves_other_databases_alone(bank: Bank):
             await transaction.send(bank.topic, b"of somebody else")
             await transaction.prepare(metadata=b'{"oncebox.atomic": "another", "metadata": ""}')
             raise ZeroDivisionError
-    assert await resolver.resolve(bank.dsn, bank.one.addresses, prefix=bank.transactional_id, older_than_s=0) == []
+    assert (
+        await resolver.resolve(bank.dsn, bank.one.addresses, prefix=bank.transactional_id, older_than_s=0)
+        == resolver.Resolution()
+    )
     async with bank.producer() as producer, await connect(bank) as connection:
         with pytest.raises(UsageError, match="not prepared together with this database"):
             await oncebox.recover(producer, connection)

@@ -29,9 +29,12 @@ async def main(
         coordinators=coordinators.split(","),
         transactional_id=f"{group}-{name}",
         stop=stop,
-        # With a name of its own, a member that starts again takes its place at once.
         settings=TransformSettings(
-            transaction_records=int(count), consumer={"group.instance.id": name, "session.timeout.ms": 10_000}
+            # Long enough that it is the count that ends them.
+            transaction_ms=5_000,
+            transaction_records=int(count),
+            # With a name of its own, a member that starts again takes its place at once.
+            consumer={"group.instance.id": name, "session.timeout.ms": 10_000},
         ),
     )
     print("stopped", flush=True)

@@ -9,6 +9,7 @@ import sys
 import grpc
 
 from oncebox import Record, Transaction, TransformSettings, transform_in_processes
+from oncebox.partitioner import sticky
 from oncebox.session import open_plain_channel
 
 
@@ -17,6 +18,8 @@ def open_channel(_address: str) -> grpc.aio.Channel:
 
 
 async def copy(record: Record, transaction: Transaction) -> None:
+    if record.value == b"poison":
+        raise ValueError(record.value)
     await transaction.send(os.environ["TARGET"], record.value, partition=record.partition)
 
 
@@ -32,6 +35,7 @@ if __name__ == "__main__":
         kafka=servers,
         coordinators="127.0.0.1:1",
         settings=TransformSettings(transaction_records=50, consumer={"session.timeout.ms": 10_000}),
+        partitioner=sticky(),
         open_channel=open_channel,
     )
     print("stopped", flush=True)

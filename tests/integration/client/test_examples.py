@@ -44,9 +44,12 @@ def test_order_fanout_goes_on_where_it_stopped(one: Coordinators):
     assert run(one, "order_fanout.py", prefix, 5) == "orders 21 to 25 sent\n25 whole orders read\n"
 
 
-def test_word_count(one: Coordinators):
-    told = run(one, "word_count.py", fresh("words"), 30)
+def test_word_count_goes_on_where_it_stopped(one: Coordinators):
+    prefix = fresh("words")
+    told = run(one, "word_count.py", prefix, 30)
     assert told == "160 words of 30 lines\nthe 50, cat 20, mat 20, on 20\n"
+    told = run(one, "word_count.py", prefix, 15)
+    assert told == "240 words of 45 lines\nthe 75, cat 30, mat 30, on 30\n"
 
 
 def test_atomic_transfer(one: Coordinators, database: str):

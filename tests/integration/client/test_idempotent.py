@@ -124,6 +124,19 @@ async def test_memory_is_bounded_behind_a_paused_broker(broker, proxy, topic):
     assert len(await stored(broker, topic)) == 10_001
 
 
+async def test_a_start_that_failed_may_be_made_again(broker, proxy, topic):
+    mine = producer(proxy.address, delivery_timeout_ms=20_000, request_timeout_ms=5_000)
+    await proxy.cut()
+    with pytest.raises(BrokersUnavailableError):
+        await mine.start()
+    await proxy.heal()
+    await mine.start()
+    assert (await mine.send_and_wait(topic, b"x")).offset == 0
+    await mine.stop()
+    with pytest.raises(ClosedError, match="make a new one"):
+        await mine.start()
+
+
 async def test_no_broker_is_told_as_such():
     reserved = Proxy(("127.0.0.1", 0))
     with pytest.raises(BrokersUnavailableError):

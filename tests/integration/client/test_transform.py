@@ -22,7 +22,7 @@ from oncebox.local import LocalKafka
 from oncebox.reader import Record
 from proof.faults.process import ChildProcess
 from tests.integration.client.conftest import fresh
-from tests.support.coordinator import Coordinators, read_committed, values
+from tests.support.coordinator import Coordinators, manifests, read_committed, values
 from tests.support.kafka import TopicFactory, create_topic
 
 QUICK = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 300}
@@ -154,6 +154,22 @@ async def test_poison_is_left_out_or_buried(one: Coordinators, new_topic: TopicF
         headers = dict(message.headers() or [])
         assert headers["oncebox.error"] == b"ValueError: indigestible"
         assert headers["oncebox.source"] == b"%s:0:%s" % (source.encode(), message.value())
+
+
+async def test_a_dead_letter_that_is_too_large_stops(one: Coordinators, new_topic: TopicFactory):
+    """With what is told of it in its headers it does not fit any more; tried again, it would be the same."""
+    source, dead = new_topic(), new_topic()
+    async with Producer(one.bootstrap_servers) as mine:
+        await mine.send(source, bytes(1024 * 1024 - 300))
+
+    async def choke(_record: Record, _transaction: Transaction) -> None:
+        raise ValueError("indigestible" * 30)
+
+    settings = {"attempts": 2, "poison": "dead-letter", "dead_letter_topic": dead}
+    with pytest.raises(PoisonRecordError, match=f"{source}:0 offset 0 can neither be handled nor be buried") as caught:
+        async with running(one, source, fresh("large"), choke, **settings) as task, asyncio.timeout(60):
+            await asyncio.shield(task)
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 async def test_members_come_and_go(one: Coordinators, new_topic: TopicFactory):
@@ -347,6 +363,24 @@ async def copy_through_kills(
         for copier in copiers:
             copier.kill()
     assert await copied(servers, target) == expected(count, 4)
+    sizes = await asyncio.to_thread(sizes_of, coordinators, group)
+    assert sum(sizes) == count
+    # All but those that a kill, a rebalance or the end of a portion has cut short.
+    assert (max(sizes), sorted(sizes)[len(sizes) // 2]) == (per_transaction, per_transaction)
+
+
+def sizes_of(coordinators: Coordinators, group: str) -> list[int]:
+    """How many records were committed with each transaction of the group's copiers."""
+    # A part of a manifest may stand in the feed twice.
+    parts = {
+        (manifest.transactional_id, manifest.number, manifest.part): manifest.written
+        for manifest in manifests(coordinators)
+        if manifest.transactional_id.startswith(group)
+    }
+    sizes: Counter[tuple[str, int]] = Counter()
+    for (name, number, _), written in parts.items():
+        sizes[name, number] += sum(entry.record_count for entry in written)
+    return list(sizes.values())
 
 
 async def test_one_that_slept_while_its_partitions_were_handled_by_another(one: Coordinators, tmp_path: Path):
@@ -389,6 +423,10 @@ def spawned_by(parent: int) -> list[int]:
     return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
+def alive(processes: list[int]) -> list[int]:
+    return [process for process in processes if Path(f"/proc/{process}").exists()]
+
+
 async def test_several_processes_of_which_one_is_killed(one: Coordinators, tmp_path: Path):
     servers = one.bootstrap_servers
     source, target = (create_topic(servers, partitions=4) for _ in range(2))
@@ -404,6 +442,39 @@ async def test_several_processes_of_which_one_is_killed(one: Coordinators, tmp_p
         await asyncio.to_thread(parent.stop)
         assert parent.log_contains("stopped")
     assert await copied(servers, target) == expected(3_000, 4)
+
+
+async def test_several_processes_stop_in_good_order_when_they_are_interrupted(one: Coordinators, tmp_path: Path):
+    """Each of them, as a terminal does it."""
+    servers = one.bootstrap_servers
+    source, target = (create_topic(servers, partitions=4) for _ in range(2))
+    command = [sys.executable, "-m", "tests.integration.client.processes", servers, one.addresses[0], fresh("ended")]
+    with ChildProcess([*command, source, target], log=tmp_path / "parent.log") as parent:
+        await fill(servers, source, 1_000, 4)
+        await until(servers, target, 1_000)
+        for process in (parent.pid, *await asyncio.to_thread(spawned_by, parent.pid)):
+            os.kill(process, signal.SIGINT)
+        assert await asyncio.to_thread(parent.wait) == 0
+        assert parent.log_contains("stopped")
+        assert not parent.log_contains("Traceback")
+    assert await copied(servers, target) == expected(1_000, 4)
+
+
+async def test_of_several_processes_one_that_raises_stops_all(one: Coordinators, tmp_path: Path):
+    servers = one.bootstrap_servers
+    source, target = (create_topic(servers, partitions=4) for _ in range(2))
+    command = [sys.executable, "-m", "tests.integration.client.processes", servers, one.addresses[0], fresh("raised")]
+    with ChildProcess([*command, source, target], log=tmp_path / "parent.log") as parent:
+        await fill(servers, source, 1_000, 4)
+        await until(servers, target, 1_000)
+        workers = await asyncio.to_thread(spawned_by, parent.pid)
+        async with Producer(servers) as mine:
+            await mine.send(source, b"poison", partition=2)
+        assert await asyncio.to_thread(parent.wait) == 1
+        assert parent.log_contains("PoisonRecordError")
+        assert parent.log_contains(r"ProcessFailedError: .* ended with an error")
+        assert not await asyncio.to_thread(alive, workers)
+    assert await copied(servers, target) == expected(1_000, 4)
 
 
 async def copy_through_kills_of_brokers_too(

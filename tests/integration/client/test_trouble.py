@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,33 @@ async def test_a_client_that_dies_leaves_nothing_visible(
     async with new_producer(name) as mine, mine.transaction() as transaction:
         await transaction.send(topic, b"mine")
     assert await asyncio.to_thread(values, one.bootstrap_servers, topic) == [b"mine"]
+
+
+async def test_a_commit_that_was_not_answered_is_asked_for_again(coordinators: Coordinators, new_topic: TopicFactory):
+    """The coordinator hangs, and carries out what it was asked when it goes on: asked again, it says so."""
+    topic = new_topic()
+    process = await asyncio.to_thread(coordinators.start)
+    settings = ProducerSettings(call_timeout_ms=3_000)
+    async with (
+        asyncio.timeout(120),
+        Producer(
+            coordinators.bootstrap_servers, coordinators.addresses, transactional_id=fresh("doubt"), settings=settings
+        ) as mine,
+    ):
+        transaction = await mine.begin()
+        await transaction.send_and_wait(topic, b"once")
+        process.pause()
+        with pytest.raises(RetriableError):
+            await transaction.commit()
+        process.resume()
+        outcome = None
+        while outcome is None:
+            with suppress(RetriableError):
+                outcome = await transaction.commit()
+        assert (outcome.number, outcome.result) == (transaction.number, transaction_pb2.COMMITTED)
+        async with mine.transaction() as following:
+            await following.send(topic, b"next")
+    assert await asyncio.to_thread(values, coordinators.bootstrap_servers, topic) == [b"once", b"next"]
 
 
 @pytest.mark.parametrize("waits", ["complete", "decided"])

@@ -44,8 +44,10 @@ class Writer:
 
 
 class History:
-    def __init__(self, random: Random, *, partitions: int, feeds: int) -> None:
+    def __init__(self, random: Random, *, partitions: int, feeds: int, is_common: bool = False) -> None:
+        """`is_common`: only what most histories have: no records without a transaction, no manifests in parts."""
         self.random = random
+        self.is_common = is_common
         self.partitions = [TopicPartition(TOPIC, index) for index in range(partitions)]
         self.logs: dict[TopicPartition, list[Entry]] = {
             where: [] for where in [*self.partitions, TopicPartition(OTHER, 0)]
@@ -66,7 +68,7 @@ class History:
             self._write(self.random.choice(self._open))
         elif self._open and move < 0.85:
             self._end(self.random.choice(self._open), commit=self.random.random() < 0.8)
-        else:
+        elif not self.is_common:
             self._append(self.random.choice(list(self.logs)), None)
 
     def finish(self) -> None:
@@ -105,7 +107,8 @@ class History:
             )
             for where, offsets in writer.offsets.items()
         ]
-        cut = self.random.randrange(len(written) + 1) if self.random.random() < 0.3 else len(written)
+        is_cut = self.random.random() < 0.3 and not self.is_common
+        cut = self.random.randrange(len(written) + 1) if is_cut else len(written)
         pieces = [written[:cut], written[cut:]] if 0 < cut < len(written) else [written]
         parts = [
             manifest_pb2.Manifest(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from oncebox import writer as writing
-from oncebox.bulk import Outgoing, Receipt, buffer_many
+from oncebox.bulk import Outgoing, Receipt, buffer_many, place_many
 from oncebox.errors import RecordTooLargeError, UnknownTopicError, UsageError
 from oncebox.partition_queue import Identity
 from oncebox.wire import TopicPartition
@@ -40,7 +40,7 @@ def writer(brokers: Brokers, **settings: Any) -> Writer:
 
 async def buffer(one: Writer, records: list[Outgoing]) -> Receipt:
     places: Any = Places()
-    return await buffer_many(one, places, records)
+    return buffer_many(one, await place_many(one, places, records), records)
 
 
 @pytest.mark.parametrize("seed", range(50))

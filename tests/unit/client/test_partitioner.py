@@ -1,8 +1,11 @@
 """Keys go where Kafka's Java clients put them; the vectors are those of the Java client's own test."""
 
+import pickle
+from collections.abc import Callable
+
 import pytest
 
-from oncebox.partitioner import by_key, murmur2, round_robin, sticky
+from oncebox.partitioner import Partitioner, by_key, murmur2, round_robin, sticky
 
 VECTORS = {
     b"21": -973932308,
@@ -26,6 +29,14 @@ def test_sticky_places_keys_by_hash_and_stays_with_one_partition_without():
     without = [choose("t", None, 50) for _ in range(400)]
     assert len(set(without[:200])) == len(set(without[200:])) == 1
     assert all(0 <= choose("t", None, 1) < 1 for _ in range(3))
+
+
+@pytest.mark.parametrize("make", [sticky, round_robin])
+def test_other_processes_are_given_the_same(make: Callable[[], Partitioner]):
+    choose = make()
+    choose("t", None, 5)
+    again = pickle.loads(pickle.dumps(choose))
+    assert [choose("t", None, 5) for _ in range(9)] == [again("t", None, 5) for _ in range(9)]
 
 
 def test_round_robin_takes_turns_by_topic():

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError
 import oncebox.reader.reader as module
 from oncebox.reader import PartitionPosition, read_transactions
 from oncebox.reader.assembly import Assembly
+from oncebox.reader.gathering import Gathering
 from oncebox.reader.source import records_by_partition
 from oncebox.wire import TopicPartition
 from tests.unit.client.histories import IDS, TOPIC
@@ -118,6 +119,7 @@ async def test_what_was_handed_out_is_not_kept():
     assert sys.getrefcount(value) == held + 2
     assert (await anext(reader)).records[A][0].value is value
     (taken,) = reader.take(records_max=10, bytes_max=10_000)
+    assert isinstance(taken, Gathering)
     taken.forget()
     assert sys.getrefcount(value) == held
     await reader._wire.close()

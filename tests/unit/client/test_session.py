@@ -14,6 +14,7 @@ from oncebox.errors import (
     InvalidTransactionTimeoutError,
     MessageTooLargeError,
     RequestTimedOutError,
+    UsageError,
 )
 from oncebox.session import Line, Request, Session, open_plain_channel, shared_session
 from oncebox.v1 import coordinator_pb2 as pb
@@ -219,6 +220,30 @@ async def test_one_that_hangs_is_left_when_another_leads(
     new.leader = new.address
     await ask(session)
     assert new.asked == ["teller"]
+
+
+async def test_one_that_hangs_is_left_also_where_others_cannot_be_asked_for_a_moment(
+    coordinators: list[Coordinator], monkeypatch: pytest.MonkeyPatch
+):
+    """Such as while a certificate's file is replaced."""
+    monkeypatch.setattr(module, "OVERDUE_S", 0.2)
+    old, new = coordinators
+    troubles = 0
+
+    def open_channel(address: str) -> grpc.aio.Channel:
+        nonlocal troubles
+        if old.hangs and troubles < 2:
+            troubles += 1
+            raise UsageError("ca.pem: No such file or directory")
+        return open_plain_channel(address)
+
+    session = Session([one.address for one in coordinators], open_channel=open_channel)
+    await ask(session)
+    old.hangs = True
+    new.leader = new.address
+    await ask(session)
+    assert (new.asked, troubles) == (["teller"], 2)
+    await session.close()
 
 
 async def test_one_that_is_only_slow_is_waited_for(

@@ -7,7 +7,17 @@ from typing import Any, Self
 import pytest
 
 from oncebox import transform_loop
-from oncebox.errors import PoisonRecordError, TransactionTimedOutError, UsageError, error_from
+from oncebox.errors import (
+    DeliveryError,
+    GroupFencedError,
+    OffsetsRefusedError,
+    OnceboxError,
+    PoisonRecordError,
+    TransactionTimedOutError,
+    UsageError,
+    error_from,
+    refused_by_broker,
+)
 from oncebox.producer import ProducerSettings
 from oncebox.reader.types import Record
 from oncebox.transform_loop import TransformSettings, _Loop
@@ -27,6 +37,8 @@ class World:
         # How long a transaction may last, and how many commits time out whatever they hold.
         self.timeout_s = 60.0
         self.slow_commits = 0
+        # Raised by the next commits with offsets, one after another.
+        self.troubles: list[OnceboxError] = []
 
 
 class Sending:
@@ -41,6 +53,8 @@ class Sending:
         self._sent.append(value)
 
     async def send_offsets(self, offsets: dict[TopicPartition, int], _member: bytes) -> None:
+        if self._world.troubles:
+            raise self._world.troubles.pop(0)
         self._offsets = dict(offsets)
 
     async def commit(self, wait: str = "") -> None:
@@ -170,6 +184,61 @@ async def test_commits_that_are_slow_are_tried_until_they_are_not():
         stop.set()
         await running
     assert sorted(world.seen) == sorted(b"%d/%d" % (partition, n) for partition in PARTITIONS for n in range(50))
+
+
+def refused(code: "transaction_pb2.ErrorCode") -> OnceboxError:
+    return error_from(transaction_pb2.Error(code=code))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        refused_by_broker("no", "TOPIC_AUTHORIZATION_FAILED"),
+        OffsetsRefusedError("no", "GROUP_AUTHORIZATION_FAILED"),
+        refused(transaction_pb2.TOPIC_AUTHORIZATION_FAILED),
+        refused(transaction_pb2.GROUP_AUTHORIZATION_FAILED),
+        refused(transaction_pb2.INVALID_TOPIC_EXCEPTION),
+        refused(transaction_pb2.UNKNOWN_TOPIC_OR_PARTITION),
+        refused(transaction_pb2.MESSAGE_TOO_LARGE),
+        refused(transaction_pb2.INVALID_REQUEST),
+    ],
+)
+async def test_what_is_refused_again_and_again_stops_the_loop(error: OnceboxError):
+    world = World()
+    world.troubles = [error] * 100
+    loop: Any = _Loop(copy, asyncio.Event(), TransformSettings(transaction_ms=5, attempts=3))
+    with pytest.raises(type(error)) as caught:
+        async with asyncio.timeout(30):
+            await loop.run(Sender(world), Source(world, 50))
+    assert caught.value is error
+    assert len(world.troubles) == 97
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GroupFencedError("no", "ILLEGAL_GENERATION"),
+        OffsetsRefusedError("no answer"),
+        DeliveryError("no answer"),
+        refused(transaction_pb2.TRANSACTION_ABORTABLE),
+        refused(transaction_pb2.REQUEST_TIMED_OUT),
+    ],
+)
+async def test_what_may_pass_is_tried_until_it_has(error: OnceboxError):
+    world, stop = World(), asyncio.Event()
+    world.troubles = [error] * 10
+    loop: Any = _Loop(copy, stop, TransformSettings(transaction_ms=5, attempts=3))
+    running = asyncio.create_task(loop.run(Sender(world), Source(world, 50)))
+    async with asyncio.timeout(30):
+        while len(world.seen) < 100:  # noqa: ASYNC110 - the loop makes it grow
+            await asyncio.sleep(0.001)
+        stop.set()
+        await running
+    assert not world.troubles
+
+
+async def copy(record: Record, transaction: Any) -> None:
+    await transaction.send("target", record.value)
 
 
 def test_the_timeout_follows_the_length_of_the_transactions():
