@@ -29,9 +29,14 @@ async def run(settings: CoordinatorSettings, read_again: ReadSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    # A start may wait long for the brokers, and files may have been read before they changed.
+    changed = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, changed.set)
     instance = Instance(settings)
     await instance.start()
     loop.add_signal_handler(signal.SIGHUP, _reload, instance, read_again)
+    if changed.is_set():
+        _reload(instance, read_again)
     # For people and for whoever started us: the one line that says where to call.
     sys.stdout.write(f"coordinator {instance.instance} serves at {instance.address}, health {instance.http_port}\n")
     sys.stdout.flush()

@@ -46,6 +46,9 @@ class Answers:
 
     def time_out(self, call: Call) -> None:
         self._waiting.pop(call, None)
+        if call.held is not None:
+            call.resolve(call.held)
+            return
         command = call.command
         still = sorted(self._owed(command.transactional_id))
         detail = f"; markers are owed to {', '.join(f'{t}:{p}' for t, p in still[:5])}" if still else ""
@@ -77,13 +80,12 @@ class Answers:
         reply = accepted.reply
         still: frozenset[TopicPartition] = frozenset()
         complete = True
-        if isinstance(reply, Ended | OutcomeKnown):
+        if isinstance(reply, Ended | OutcomeKnown | Granted) and reply.outcome is not None:
             entry = self._debts.of(transactional_id).get(reply.outcome.grant.number)
             if entry is not None and not entry.paid:
                 still, complete = frozenset(entry.remaining), False
-        elif isinstance(reply, Granted):
-            still = self._owed(transactional_id)
-        call.resolve(Answer(reply=reply, owed=still, complete=complete))
+        in_all = self._owed(transactional_id) if isinstance(reply, Granted) else frozenset()
+        call.resolve(Answer(reply=reply, owed=still, complete=complete, owed_in_all=in_all))
 
     def _owed(self, transactional_id: str) -> frozenset[TopicPartition]:
         return frozenset(p for entry in self._debts.of(transactional_id).values() for p in entry.remaining)

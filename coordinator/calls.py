@@ -15,10 +15,12 @@ from coordinator.core.state import TransactionState
 
 class Answer(Struct, frozen=True, kw_only=True):
     reply: Reply
-    # Partitions of the transaction(s) the reply speaks of whose marker is not acknowledged yet.
+    # Of the transaction whose outcome the reply tells: partitions whose marker is not acknowledged yet.
     owed: frozenset[TopicPartition] = frozenset()
-    # Of an outcome: whether anything is still owed (partitions, or the manifest).
+    # Whether nothing of it is owed any more (partitions, or the manifest).
     complete: bool = True
+    # Of a grant: the same of all the id's transactions.
+    owed_in_all: frozenset[TopicPartition] = frozenset()
 
 
 class Change(Struct, frozen=True, kw_only=True):

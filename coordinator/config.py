@@ -26,9 +26,9 @@ class Limits(Section):
 
     # The longest timeout a producer may ask for, and the longest a heartbeat may extend to.
     transaction_timeout_max_ms: Milliseconds = 900_000
-    # Of calls that name no deadline, and of those that name a later one.
+    # Of calls that name no deadline.
     call_timeout_ms: Milliseconds = 30_000
-    # Longer waits are cut to this.
+    # A later deadline is cut to this.
     call_timeout_max_ms: Milliseconds = 300_000
     # What one call may name.
     partitions_per_call: Count = 1_000
@@ -72,19 +72,25 @@ class TlsSection(ServerTlsSection):
 class Gateway(Section):
     """Transactions for clients without a Kafka client. Its memory is bounded by these."""
 
+    # Off: it is not served.
     enabled: bool = True
     # Transact streams, and transactions that wait for a lost one to come back.
     sessions: Count = 200
     # Records of one stream that are not acknowledged by the brokers; beyond it nothing more is read.
     window_bytes: Annotated[int, Field(ge=1024 * 1024)] = 4 * 1024 * 1024
+    # The longest that a transaction may be asked to wait for its lost stream.
     grace_max_ms: Milliseconds = 60_000
-    # CommitBatch: records of one, ids in use, bytes of all that are under way.
+    # CommitBatch: records of one.
     batch_records: Count = 1_000
+    # CommitBatch: ids in use.
     batch_ids: Count = 200
+    # CommitBatch: bytes of all that are under way.
     batch_waiting_bytes: Count = 64 * 1024 * 1024
+    # CommitBatch: an id that has had none for so long is no longer in use.
     batch_idle_ms: Milliseconds = 60_000
-    # For how long, and for how many commits of an id, a repeated request_id is answered as the first one was.
+    # For how long a repeated request_id is answered as the first one was.
     request_window_ms: Milliseconds = 600_000
+    # And for how many commits of an id.
     requests_remembered: Count = 50_000
 
 

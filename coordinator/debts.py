@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from coordinator.core.owed import Debt
 from coordinator.core.records import TopicPartition
 from coordinator.log import codec
-from coordinator.log.lead import Appender
+from coordinator.log.lead import Appender, coordinator_epoch
+from coordinator.log.port import size_of
 from coordinator.markers.port import Markers, Payment
 from oncebox.v1 import log_pb2
 
@@ -46,17 +47,22 @@ class Debts:
         *,
         feed: Appender,
         markers: Markers,
-        coordinator_epoch: int,
+        leader: log_pb2.LeaderState,
         paid: Callable[[str, int], None],
         feed_offset_next: int,
         feed_batch_max_bytes: int,
+        feed_batch_max_records: int,
     ) -> None:
         self._feed = feed
         self._markers = markers
-        self._coordinator_epoch = coordinator_epoch
+        self._leader = leader
+        self._coordinator_epoch = coordinator_epoch(leader)
         self._on_paid = paid
         self.feed_offset_next = feed_offset_next
         self._feed_batch_max_bytes = feed_batch_max_bytes
+        self._feed_batch_max_records = feed_batch_max_records
+        # Since the leader's last record in the feed.
+        self._records_since_leader = 0
         self._open: dict[str, dict[int, OpenDebt]] = {}
         self._manifests: list[OpenDebt] = []
         self._written: frozenset[Part] = frozenset()
@@ -64,6 +70,11 @@ class Debts:
         self.has_long = False
         self._wake = asyncio.Event()
         self._appending = asyncio.Lock()
+
+    @property
+    def feed_waits_s(self) -> float:
+        """For how long the feed has not acknowledged what it was sent."""
+        return self._feed.waits_s
 
     def __len__(self) -> int:
         return sum(len(debts) for debts in self._open.values())
@@ -119,16 +130,20 @@ class Debts:
                 if entry.payment is not None:
                     entry.payment.cancel()
 
-    async def keep_alive(self, leader: log_pb2.LeaderState) -> None:
+    async def keep_alive(self) -> None:
         """A sign of life in the feed, so that brokers do not forget this writer nor retention its leader record."""
         async with self._appending:
-            await self._feed.append([codec.encode_feed_leader(leader)])
+            await self._feed.append([codec.encode_feed_leader(self._leader)])
 
     async def write_manifests(self) -> None:
         """Runs while the partition is led: appends manifests in decision order, group-committed."""
         while True:
             await self._wake.wait()
             self._wake.clear()
+            # Two rounds of the loop: the answers of what has just been decided leave first. Their clients have work to
+            # do meanwhile, and nobody waits for a manifest but its markers.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             while self._manifests:
                 entries, records = self._next_batch()
                 for batch in self._cut(records):
@@ -144,21 +159,28 @@ class Debts:
         self._manifests.sort(key=lambda entry: entry.debt.decision)
         entries: list[OpenDebt] = []
         records: Feed = []
-        size = 0
-        while self._manifests and (not records or size < self._feed_batch_max_bytes):
-            entry = self._manifests[0]
+        if self._records_since_leader >= self._feed_batch_max_records:
+            # A successor looks for the last one from the end, before it reads the log: it must never look for long.
+            records.append(codec.encode_feed_leader(self._leader))
+            self._records_since_leader = 0
+        size = sum(size_of(*record) for record in records)
+        for entry in self._manifests:
+            if entries and len(records) >= self._feed_batch_max_records:
+                break
             debt = entry.debt
             parts = codec.encode_manifest(debt.transactional_id, debt.transaction, self._feed_batch_max_bytes)
-            parts_size = sum(len(value) for _, value in parts)
-            if records and size + parts_size > self._feed_batch_max_bytes:
+            parts_size = sum(size_of(*part) for part in parts)
+            if entries and size + parts_size > self._feed_batch_max_bytes:
                 break
-            entries.append(self._manifests.pop(0))
+            entries.append(entry)
             size += parts_size
             records.extend(
                 part
                 for index, part in enumerate(parts)
                 if (debt.transactional_id, debt.number, index) not in self._written
             )
+        del self._manifests[: len(entries)]
+        self._records_since_leader += len(records)
         return entries, records
 
     def _cut(self, records: Feed) -> list[Feed]:
@@ -166,10 +188,10 @@ class Debts:
         batches: list[Feed] = []
         size = self._feed_batch_max_bytes
         for key, value in records:
-            size += len(value or b"")
+            size += size_of(key, value)
             if size > self._feed_batch_max_bytes:
                 batches.append([])
-                size = len(value or b"")
+                size = size_of(key, value)
             batches[-1].append((key, value))
         return batches
 

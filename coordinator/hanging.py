@@ -50,6 +50,13 @@ class Seen(NamedTuple):
     offset_first: int
 
 
+class Unexamined(NamedTuple):
+    """A partition that could not be looked at."""
+
+    partition: TopicPartition
+    why: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
     """What the coordinators know of open transactions."""
@@ -88,6 +95,12 @@ class PartitionDescription:
     offset_stable: int
     offset_high_watermark: int
     open: tuple[Open, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    hanging: tuple[Open, ...]
+    unexamined: tuple[Unexamined, ...]
 
 
 # All open transactions that the instance at this address knows.
@@ -174,12 +187,18 @@ class Hanging:
         where = TopicPartition(topic, partition)
         try:
             cluster = await self._wire.metadata([topic])
+            if cluster.topics[topic].error is wire.ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                return _refuse_denied(topic, "Describe")
             if partition not in cluster.topics[topic].partitions:
                 return _refuse_unknown(f"{topic}:{partition}")
             leader = cluster.topics[topic].partitions[partition].leader_id
             if leader is None:
                 return _refuse_unavailable(f"{topic}:{partition} has no leader")
-            seen = await self._seen(cluster)
+            seen, unexamined = await self._seen(cluster)
+            for each in unexamined:
+                if each.partition == where:
+                    denied = each.why == wire.ErrorCode.TOPIC_AUTHORIZATION_FAILED.name
+                    return _refuse_denied(topic, "Read") if denied else _refuse_unavailable(f"{topic}: {each.why}")
             known = await self._known(seen)
             stable = await self._wire.list_offsets(leader, {where: wire.LATEST}, read_committed=True, lane=LANE)
             high = await self._wire.list_offsets(leader, {where: wire.LATEST}, lane=LANE)
@@ -193,20 +212,23 @@ class Hanging:
             open=tuple(self._classified(entry, known) for entry in seen if entry.partition == where),
         )
 
-    async def find(self, topics: frozenset[str], *, end: bool) -> tuple[Open, ...] | Refused:
-        """The hanging ones on these topics (none named: on all), ended if so asked."""
+    async def find(self, topics: frozenset[str], *, end: bool) -> Found | Refused:
+        """The hanging ones on these topics (none named: on all that we may see), ended if so asked."""
         try:
             cluster = await self._wire.metadata(topics or None)
+            for name in sorted(topics):
+                if cluster.topics[name].error is wire.ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                    return _refuse_denied(name, "Describe")
             absent = [name for name in sorted(topics) if not cluster.topics[name].partitions]
             if absent:
                 return _refuse_unknown(absent[0])
-            seen = await self._seen(cluster)
+            seen, unexamined = await self._seen(cluster)
             known = await self._known(seen)
             if known.missing:
                 return _refuse_unavailable(f"no answer from {', '.join(known.missing)}")
             opened = [self._classified(entry, known) for entry in seen]
             hanging = await self._with_ends([entry for entry in opened if entry.kind is Kind.HANGING], cluster, known)
-            return await self._end(hanging) if end else hanging
+            return Found(hanging=await self._end(hanging) if end else hanging, unexamined=unexamined)
         except WireError as error:
             return _refuse_unavailable(f"no answer from Kafka ({type(error).__name__})")
 
@@ -218,8 +240,9 @@ class Hanging:
         if isinstance(found, Refused):
             return found
         now_ms = self._now_ms()
-        self._first_swept_ms = {_key(entry): self._first_swept_ms.get(_key(entry), now_ms) for entry in found}
-        ripe = [entry for entry in found if now_ms - self._first_swept_ms[_key(entry)] >= self._age_min_ms]
+        hanging = found.hanging
+        self._first_swept_ms = {_key(entry): self._first_swept_ms.get(_key(entry), now_ms) for entry in hanging}
+        ripe = [entry for entry in hanging if now_ms - self._first_swept_ms[_key(entry)] >= self._age_min_ms]
         try:
             return await self._end(ripe)
         except WireError as error:
@@ -233,15 +256,18 @@ class Hanging:
     def _classified(self, seen: Seen, known: Known) -> Open:
         return classify(seen, known, now_ms=self._now_ms(), age_min_ms=self._age_min_ms)
 
-    async def _seen(self, cluster: ClusterMetadata) -> list[Seen]:
-        """In order of partition and offset. A partition without a leader cannot be looked at, nor marked."""
+    async def _seen(self, cluster: ClusterMetadata) -> tuple[list[Seen], tuple[Unexamined, ...]]:
+        """In order of partition and offset; and what could not be looked at."""
         by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
+        unexamined: list[Unexamined] = []
         for name, topic in cluster.topics.items():
             if name in self._own_topics:
                 continue
             for index, partition in topic.partitions.items():
                 if partition.leader_id is not None:
                     by_leader[partition.leader_id].append(TopicPartition(name, index))
+                else:
+                    unexamined.append(Unexamined(TopicPartition(name, index), "it has no leader"))
         seen = []
         for leader, partitions in by_leader.items():
             for start in range(0, len(partitions), PARTITIONS_PER_REQUEST):
@@ -250,12 +276,13 @@ class Hanging:
                 for where, described in answer.items():
                     if described.error:
                         logger.warning("%s:%d is not examined: %s", *where, described.error.name)
+                        unexamined.append(Unexamined(where, described.error.name))
                     seen += [
                         Seen(where, producer, producer.txn_start_offset)
                         for producer in described.producers
                         if producer.txn_start_offset is not None
                     ]
-        return sorted(seen, key=lambda entry: (entry.partition, entry.offset_first))
+        return sorted(seen, key=lambda entry: (entry.partition, entry.offset_first)), tuple(sorted(unexamined))
 
     async def _known(self, seen: Iterable[Seen]) -> Known:
         producer_ids = sorted({entry.producer.producer_id for entry in seen})
@@ -319,9 +346,10 @@ class Hanging:
         """Each as `ends_as` says, if it is still open just as it was."""
         if not hanging:
             return ()
+        now_open, _ = await self._seen(await self._wire.metadata({entry.topic for entry in hanging}))
         still = {
             (*seen.partition, seen.producer.producer_id, seen.producer.producer_epoch, seen.offset_first)
-            for seen in await self._seen(await self._wire.metadata({entry.topic for entry in hanging}))
+            for seen in now_open
         }
         return tuple([await self._mark(entry) if _key(entry) in still else entry for entry in hanging])
 
@@ -370,6 +398,13 @@ def _key(entry: Open) -> tuple[str, int, int, int, int]:
 
 def _refuse_unknown(what: str) -> Refused:
     return Refused(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message=f"{what} does not exist", retriable=True)
+
+
+def _refuse_denied(topic: str, operation: str) -> Refused:
+    return Refused(
+        code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        message=f"Kafka does not let the coordinator look at {topic}: its principal needs {operation} there",
+    )
 
 
 def _refuse_unavailable(why: str) -> Refused:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from coordinator.calls import Answer, Told
 from coordinator.core.apply import PartitionState
 from coordinator.core.clocks import Clocks
@@ -16,7 +18,10 @@ from coordinator.core.commands import (
     Accepted,
     Blocked,
     Command,
+    Decision,
     Done,
+    End,
+    Ended,
     ErrorCode,
     Heartbeat,
     NeedsProducerId,
@@ -30,19 +35,22 @@ from coordinator.core.records import IdState, NumberFloor, TopicState
 from coordinator.core.state import INDEBTED
 from coordinator.debts import Debts
 from coordinator.log import codec
+from coordinator.log.port import size_of
 from coordinator.producer_ids import ProducerIdPool
 
 
 class Call:
     """A command under way, and who is told of its answer (nobody: our own commands)."""
 
-    __slots__ = ("command", "has_waited", "is_over", "timer", "told")
+    __slots__ = ("command", "has_waited", "held", "is_over", "timer", "told")
 
     def __init__(self, command: Command, told: Told | None = None) -> None:
         self.command = command
         self.told = told
         self.is_over = False
         self.has_waited = False
+        # While it is parked: why. Afterwards it may be decided any moment.
+        self.held: Refused | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     def resolve(self, answer: Answer | Refused) -> None:
@@ -53,10 +61,10 @@ class Call:
             if self.told is not None:
                 self.told(answer)
 
-    def at_deadline(self, do: Callable[[], None], not_after: float | None = None) -> None:
-        """What happens at the call's deadline instead of what would have, or earlier if so bounded."""
+    def at_deadline(self, do: Callable[[], None], not_after: float) -> None:
+        """What happens at the call's deadline instead of what would have, or at `not_after` if that is earlier."""
         if self.timer is not None:
-            when = self.timer.when() if not_after is None else min(self.timer.when(), not_after)
+            when = min(self.timer.when(), not_after)
             self.timer.cancel()
             self.timer = asyncio.get_running_loop().call_at(when, do)
 
@@ -87,6 +95,7 @@ class Inbox:
         limits: Limits,
         batch_max_bytes: int,
         batch_max_records: int,
+        feed_wait_ms: int,
         decision_next: int,
     ) -> None:
         self._ids = ids
@@ -97,6 +106,7 @@ class Inbox:
         self._limits = limits
         self._batch_max_bytes = batch_max_bytes
         self._batch_max_records = batch_max_records
+        self._feed_wait_s = feed_wait_ms / 1000
         self._decision_next = decision_next
         self._calls: deque[Call] = deque()
         self._parked: dict[str, list[Call]] = {}
@@ -118,6 +128,7 @@ class Inbox:
     def unpark(self, transactional_id: str) -> None:
         for call in self._parked.pop(transactional_id, ()):
             if not call.is_over:
+                call.held = None
                 self.put(call)
 
     def drain(self) -> list[Call]:
@@ -161,6 +172,7 @@ class Inbox:
             producer_ids=self._producer_ids.available,
             decision=self._decision_next,
             feed_offset_next=self._debts.feed_offset_next,
+            feed_is_available=self._debts.feed_waits_s <= self._feed_wait_s,
             number_floor=batch.number_floor,
             paid=paid,
             owed={number: frozenset(entry.remaining) for number, entry in debts.items() if not entry.paid},
@@ -171,18 +183,20 @@ class Inbox:
             may_wait=not call.has_waited,
             limits=self._limits,
         )
-        decision = decide(state, call.command, context)
+        return self._take(call, decide(state, call.command, context), state, context, batch)
+
+    def _take(self, call: Call, decision: Decision, state: IdState | None, context: Context, batch: Batch) -> bool:
         match decision:
             case NeedsProducerId():
                 self._park_without_id(call)
             case Blocked():
-                self._park(call, decision, now_ms)
+                self._park(call, decision, context.now_ms)
             case Refused():
                 batch.decided.append((call, decision))
             case Accepted(records=()):
-                self._accept_without_record(call, decision, state, now_ms, batch)
+                self._accept_without_record(call, decision, state, context.now_ms, batch)
             case Accepted():
-                return self._accept(call, decision, state, batch)
+                return self._accept(call, decision, state, context, batch)
         return True
 
     def _park_without_id(self, call: Call) -> None:
@@ -195,8 +209,7 @@ class Inbox:
         transactional_id = call.command.transactional_id
         self._parked.setdefault(transactional_id, []).append(call)
         call.has_waited = True
-        # The deadline answers with the reason why it was held.
-        call.at_deadline(lambda: call.resolve(blocked.refusal))
+        call.held = blocked.refusal
         delay_s = max(blocked.again_at_ms - now_ms, 1) / 1000
         asyncio.get_running_loop().call_later(delay_s, self.unpark, transactional_id)
 
@@ -212,19 +225,18 @@ class Inbox:
         else:
             batch.decided.append((call, decision))
 
-    def _accept(self, call: Call, decision: Accepted, before: IdState | None, batch: Batch) -> bool:
+    def _accept(self, call: Call, decision: Accepted, before: IdState | None, context: Context, batch: Batch) -> bool:
         encoded = [codec.encode(record) for record in decision.records]
-        size = sum(len(key) + len(value or b"") for key, value in encoded)
+        size = sum(size_of(key, value) for key, value in encoded)
+        instead = self._instead_of_too_large(call.command, decision, before, context, size)
+        if instead is not None:
+            return self._take(call, instead, before, context, batch)
         if batch.records and batch.size + size > self._batch_max_bytes:
             return False
         for record in decision.records:
             if isinstance(record, IdState):
                 # Before it is appended: a broken promise must not get into the log.
                 check_step(before, record)
-                refusal = self._too_large(record, size)
-                if refusal is not None:
-                    batch.decided.append((call, refusal))
-                    return True
             elif isinstance(record, NumberFloor):
                 batch.number_floor = record.number_floor
         for record in decision.records:
@@ -241,12 +253,32 @@ class Inbox:
         batch.touched.add(call.command.transactional_id)
         return True
 
-    def _too_large(self, record: IdState, size: int) -> Refused | None:
+    def _instead_of_too_large(
+        self, command: Command, decision: Accepted, before: IdState | None, context: Context, size: int
+    ) -> Decision | None:
         """Checked before anything is decided. An open transaction may use half, so that its abort always fits."""
-        undecided = bool(record.transactions) and record.transactions[-1].state not in INDEBTED
-        limit = self._batch_max_bytes // (2 if undecided else 1)
+        half = self._batch_max_bytes // 2
+        record = decision.records[-1]
+        if size <= half or not isinstance(record, IdState):
+            return None
+        open_after = bool(record.transactions) and record.transactions[-1].state not in INDEBTED
+        limit = half if open_after else self._batch_max_bytes
         if size <= limit:
             return None
+        if isinstance(command, End) and isinstance(decision.reply, Ended) and decision.reply.next_registered:
+            # The next transaction can be registered later; what is to be ended cannot be made smaller any more.
+            alone = replace(command, next_partitions=frozenset(), next_groups=frozenset())
+            return decide(before, alone, context)
+        older = {t.grant.number for t in before.transactions if t.state in INDEBTED} if before else set()
+        kept = tuple(t for t in record.transactions if t.grant.number not in older)
+        paid_off = size_of(*codec.encode(replace(record, transactions=kept)))
+        if size - size_of(*codec.encode(record)) + paid_off <= limit:
+            refusal = Refused(
+                code=ErrorCode.CONCURRENT_TRANSACTIONS,
+                message="large transactions are still being completed; send the call again",
+                retriable=True,
+            )
+            return Blocked(again_at_ms=context.now_ms + context.limits.patience_ms, refusal=refusal)
         return Refused(
             code=ErrorCode.MESSAGE_TOO_LARGE,
             message=f"the transaction's record would be {size} bytes long, {limit} are possible: use fewer partitions, "

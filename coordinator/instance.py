@@ -33,7 +33,7 @@ from coordinator.peers import Peers, PeerServicer
 from coordinator.producer_ids import ProducerIdPool, UnavailableError
 from coordinator.router import Router
 from coordinator.serving import ShardSettings
-from coordinator.shard import Shard, ShardState
+from coordinator.shard import Shard
 from coordinator.steady_clock import SteadyClock
 from coordinator.telemetry import Telemetry
 from oncebox.access.identity import KeysError
@@ -104,6 +104,8 @@ class Instance:
         self._own = _own_topics(settings)
         self._tasks: list[asyncio.Task[None]] = []
         self._members_changed = asyncio.Event()
+        # As the group last said.
+        self._is_member = False
         self._open_channel = peer_channel(settings)
         self._gateway: Gateway | None = None
         self._clock = SteadyClock()
@@ -133,9 +135,8 @@ class Instance:
         )
         self._store = MeasuredStore(self._kafka_store, self.telemetry)
         # Take-overs must not wait until somebody has found something old in the feed.
-        self._feed_reader = KafkaReader(
-            self._wire, self._kafka, {Kind.FEED: settings.feed_topic}, threads=FEED_READER_THREADS
-        )
+        own = {Kind.LOG: settings.log_topic, Kind.FEED: settings.feed_topic}
+        self._feed_reader = KafkaReader(self._wire, self._kafka, own, threads=FEED_READER_THREADS)
         lookups = Lookups(self._feed_reader, settings.log_partitions)
         self._markers = MarkerWriter(self._wire)
         self._producer_ids = ProducerIdPool(self._fetch_producer_id)
@@ -181,7 +182,7 @@ class Instance:
         )
         self._group = Group(
             self._kafka,
-            group_id=f"{settings.log_topic}.leaders",
+            group_id=self._own.group,
             topic=settings.log_topic,
             instance=self.instance,
             address=self.address,
@@ -280,18 +281,25 @@ class Instance:
 
     def _changed(self) -> None:
         self._servicer.announce()
-        shards = self._leadership.shards.values()
-        is_ready = bool(shards) and all(shard.state is ShardState.SERVING for shard in shards)
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        is_ready = self._is_member and self._leadership.serves_all
         self._tasks.append(asyncio.ensure_future(self._api.set_ready(is_ready=is_ready)))
         self._tasks = [task for task in self._tasks if not task.done()]
 
     def _assigned(self, partitions: set[int]) -> None:
+        self._is_member = True
         self._leadership.assign(partitions)
+        self._tell_ready()
         self._members_changed.set()
 
     async def _revoked(self, partitions: set[int]) -> None:
         self._members_changed.set()
         await self._leadership.revoke(partitions)
+        # The group may have shut us out. If not, the rebalance ends with what is ours now, be it nothing.
+        self._is_member = bool(self._leadership.shards)
+        self._tell_ready()
 
     def _gone(self, leading: peer_pb2.Leading) -> None:
         """Besides what it led, what nobody leads: it may have died with partitions on their way from one to another,

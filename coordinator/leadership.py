@@ -39,6 +39,13 @@ class Leadership:
         self._closed = False
         self.shards: dict[int, Shard] = {}
 
+    @property
+    def serves_all(self) -> bool:
+        """Whether whatever is this instance's is served, also where that is nothing."""
+        wanted = self._assigned | self._adopted
+        served = {partition for partition, shard in self.shards.items() if shard.state is ShardState.SERVING}
+        return not self._closed and wanted <= served
+
     def assign(self, partitions: set[int]) -> None:
         self._assigned |= partitions
         self._adopted -= partitions

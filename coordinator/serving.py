@@ -7,6 +7,7 @@ a heartbeat's does, which promises nothing.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -23,9 +24,11 @@ from coordinator.debts import Debts
 from coordinator.inbox import Batch, Call, Inbox
 from coordinator.loading import Loaded
 from coordinator.log import codec
-from coordinator.log.lead import LostError, coordinator_epoch
+from coordinator.log.lead import LostError
 from coordinator.markers.port import Markers
 from coordinator.producer_ids import ProducerIdPool
+
+logger = logging.getLogger(__name__)
 
 SWEEP_S = 0.25
 EXPIRE_PAUSE_S = 0.01
@@ -49,6 +52,8 @@ class ShardSettings:
     # One in the feed, long before brokers forget this writer; after half that time it takes over anew before it acts.
     keep_alive_ms: int = 3_600_000
     writer_forgotten_ms: int = 24 * 3_600_000
+    # No commit is decided while the feed has not acknowledged what it was sent for so long.
+    feed_wait_ms: int = 5_000
     # A commit whose markers take longer gets the place of its manifest noted in the log.
     long_debt_ms: int = 30_000
     # Begin anew where the log is gone and only the feed remembers it.
@@ -85,10 +90,11 @@ class Serving:
         self.debts = Debts(
             feed=loaded.feed,
             markers=markers,
-            coordinator_epoch=coordinator_epoch(loaded.leader),
+            leader=loaded.leader,
             paid=self._debt_is_paid,
             feed_offset_next=loaded.feed_offset_next,
             feed_batch_max_bytes=settings.batch_max_bytes,
+            feed_batch_max_records=settings.batch_max_records,
         )
         self._answers = Answers(self.debts, marker_wait_ms=settings.marker_wait_ms)
         self._inbox = Inbox(
@@ -100,13 +106,17 @@ class Serving:
             limits=settings.limits,
             batch_max_bytes=settings.batch_max_bytes,
             batch_max_records=settings.batch_max_records,
+            feed_wait_ms=settings.feed_wait_ms,
             decision_next=1 + max((debt.decision for debt in loaded.debts), default=0),
         )
         self._in_flight: Batch | None = None
         self._sign_of_life = False
         self._resigned = False
+        self._feed_was_away = False
         # When an id's last paid transaction has waited long enough; a busy id's next record is always sooner.
         self._to_complete: dict[str, float] = {}
+        # By id: while the log takes no appends they wait, and must not become more and more.
+        self._timing_out: dict[str, Call] = {}
         self.debts.take_on(loaded.debts, loaded.written)
 
     def resign(self) -> None:
@@ -212,14 +222,28 @@ class Serving:
         while True:
             await asyncio.sleep(SWEEP_S)
             now_ms = self._now_ms()
-            # Asked again by the next sweep if nothing came of it.
-            for command in list(self._clocks.expired(now_ms)):
-                self._inbox.put(Call(command))
+            # Asked again by a later sweep if nothing came of it.
+            self._timing_out = {name: call for name, call in self._timing_out.items() if not call.is_over}
+            for command in self._clocks.expired(now_ms):
+                if command.transactional_id not in self._timing_out:
+                    self._timing_out[command.transactional_id] = call = Call(command)
+                    self._inbox.put(call)
             for transactional_id in self.debts.grow_long(now_ms - self._settings.long_debt_ms):
                 self._inbox.put(Call(Complete(transactional_id=transactional_id)))
+            self._tell_of_feed()
             if now_ms - self._appended_at_ms >= self._settings.sign_of_life_ms:
                 self._sign_of_life = True
                 self._inbox.wake()
+
+    def _tell_of_feed(self) -> None:
+        is_away = self.debts.feed_waits_s * 1000 > self._settings.feed_wait_ms
+        if is_away and not self._feed_was_away:
+            logger.error(
+                "feed partition %d takes no appends: no commit is decided until it does; if its topic is gone, restart "
+                "an instance, see docs/when-the-log-is-lost.md",
+                self._partition,
+            )
+        self._feed_was_away = is_away
 
     async def _tidy(self) -> None:
         """Packs ids that are not in use and expires those long unused: in small steps, for there can be millions."""
@@ -238,11 +262,14 @@ class Serving:
     async def _keep_feed_alive(self) -> None:
         while True:
             await asyncio.sleep(self._settings.keep_alive_ms / 1000)
-            await self.debts.keep_alive(self._leader)
+            await self.debts.keep_alive()
 
     async def _expire_idle(self, idle_since_before_ms: int) -> None:
         for names in idle_ids(self._ids, codec.updated_at_ms, idle_since_before_ms):
-            for name in names:
-                self._inbox.put(Call(Expire(transactional_id=name, idle_since_before_ms=idle_since_before_ms)))
+            calls = [Call(Expire(transactional_id=n, idle_since_before_ms=idle_since_before_ms)) for n in names]
+            for call in calls:
+                self._inbox.put(call)
+            await asyncio.sleep(0)
             # Clients' calls must not wait behind thousands of these.
-            await asyncio.sleep(EXPIRE_PAUSE_S if names else 0)
+            while not all(call.is_over for call in calls):  # noqa: ASYNC110 - nobody is in a hurry
+                await asyncio.sleep(EXPIRE_PAUSE_S)

@@ -161,7 +161,13 @@ class AdminService(AdminServicer):
         found = await self._hanging.find(frozenset(request.topics), end=request.end)
         if isinstance(found, Refused):
             await abort(context, found)
-        return pb.FindHangingResponse(hanging=_open_messages(found))
+        return pb.FindHangingResponse(
+            hanging=_open_messages(found.hanging),
+            unexamined=(
+                pb.UnexaminedPartition(topic=each.partition.topic, partition=each.partition.partition, why=each.why)
+                for each in found.unexamined
+            ),
+        )
 
     async def WatchTransactions(  # type: ignore[override]  # writes by itself
         self, request: pb.WatchTransactionsRequest, context: Any

@@ -10,7 +10,14 @@ from typing import Any
 from urllib.parse import unquote
 
 from coordinator.api.replies import Method
-from coordinator.api.rules import NAME_MAX_BYTES, RequestRefusedError, Rules, TopicsUnavailableError, UnknownTopicsError
+from coordinator.api.rules import (
+    NAME_MAX_BYTES,
+    RequestRefusedError,
+    Rules,
+    TopicDeniedError,
+    TopicsUnavailableError,
+    UnknownTopicsError,
+)
 from coordinator.calls import Answer, Calls
 from coordinator.core.commands import Command, ErrorCode, GetOutcome, OutcomeForgotten, OutcomeKnown, Refused
 from coordinator.core.records import Outcome
@@ -87,6 +94,11 @@ class Front:
                     topics = error.topics
         except RequestRefusedError as error:
             return error.refused
+        except TopicDeniedError as error:
+            return Refused(
+                code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                message=f"Kafka does not let the coordinator see {error.topic}: its principal needs Describe there",
+            )
         except TopicsUnavailableError:
             return Refused(
                 code=ErrorCode.COORDINATOR_NOT_AVAILABLE,

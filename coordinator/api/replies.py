@@ -59,7 +59,7 @@ def fill_init_producer(response: pb.InitProducerResponse, command: Command, answ
         fill_outcome(
             response.outcome, command.transactional_id, reply.outcome, is_complete=answer.complete, owed=answer.owed
         )
-    fill_partitions(response.owed, answer.owed)
+    fill_partitions(response.owed, answer.owed_in_all)
 
 
 def fill_registered(response: Any, _command: Command, answer: Answer) -> None:

@@ -36,6 +36,14 @@ class TopicsUnavailableError(Exception):
     """No broker said which topics there are."""
 
 
+class TopicDeniedError(Exception):
+    """Kafka does not let the coordinator see this topic."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+
 class Topics(Protocol):
     """The cluster's topics as last heard of."""
 
@@ -48,7 +56,7 @@ class Topics(Protocol):
         """The partition of __consumer_offsets that holds the group's offsets."""
 
     async def refresh(self, topics: Collection[str]) -> None:
-        """Asks the cluster. TopicsUnavailableError: nobody answered."""
+        """Asks the cluster. TopicsUnavailableError: nobody answered. TopicDeniedError: we may not see one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

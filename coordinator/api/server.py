@@ -135,14 +135,23 @@ class Api:
             await self._health.set(name, _SERVING)
         await self.set_ready(is_ready=False)
         await self._server.start()
-        self._http = await serve_pages(
-            self._settings.http_host or self._settings.listen_host,
-            self._settings.http_port,
-            {"/live": lambda: Page(HTTPStatus.OK, b"live\n"), "/ready": self._ready_page, **(pages or {})},
-        )
+        host, port = self._settings.http_host or self._settings.listen_host, self._settings.http_port
+        try:
+            self._http = await serve_pages(
+                host,
+                port,
+                {"/live": lambda: Page(HTTPStatus.OK, b"live\n"), "/ready": self._ready_page, **(pages or {})},
+            )
+        except OSError as error:
+            raise PortTakenError(
+                f"cannot listen on {host}:{port} for HTTP: the port is taken, or the host is not ours. "
+                "Set http_port to another, or to 0 for any free one"
+            ) from error
 
     async def set_ready(self, *, is_ready: bool) -> None:
-        """Whether the partitions of this instance are loaded: what health and readiness tell."""
+        """Whether the group has said which partitions are this instance's, be it none, and all of them are served:
+        what health and readiness tell.
+        """
         self._is_ready = is_ready
         for name in ("", COORDINATOR):
             await self._health.set(name, _SERVING if is_ready else _NOT_SERVING)

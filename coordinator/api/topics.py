@@ -8,7 +8,7 @@ from collections.abc import Collection
 from time import monotonic
 from typing import NamedTuple
 
-from coordinator.api.rules import TopicsUnavailableError
+from coordinator.api.rules import TopicDeniedError, TopicsUnavailableError
 from oncebox.wire import OFFSETS_TOPIC, ErrorCode, Wire, WireError, offsets_partition
 
 REQUEST_TIMEOUT_MS = 5_000
@@ -32,7 +32,7 @@ class KafkaTopics:
         self._wire = wire
         self._known: dict[str, _Topic] = {}
         self._wanted: set[str] = set()
-        self._next: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[frozenset[str]] | None = None
         self._asking = asyncio.Lock()
 
     def partition_count(self, topic: str, *, however_old: bool = False) -> int | None:
@@ -50,12 +50,14 @@ class KafkaTopics:
 
     async def refresh(self, topics: Collection[str]) -> None:
         asked_at_s = monotonic()
-        await asyncio.shield(self._ask_soon(topics))
+        denied = (await asyncio.shield(self._ask_soon(topics))).intersection(topics)
+        if denied:
+            raise TopicDeniedError(min(denied))
         # An answer that tells of no leader says nothing; it must not be taken for a deletion, nor for news.
         if any(topic in self._known and self._known[topic].heard_at_s < asked_at_s for topic in topics):
             raise TopicsUnavailableError
 
-    def _ask_soon(self, topics: Collection[str]) -> asyncio.Task[None]:
+    def _ask_soon(self, topics: Collection[str]) -> asyncio.Task[frozenset[str]]:
         self._wanted.update(topics)
         if self._next is None:
             self._next = asyncio.create_task(self._ask())
@@ -71,7 +73,8 @@ class KafkaTopics:
             self._ask_soon((topic,))
         return known if age_s < AGE_MAX_S else None
 
-    async def _ask(self) -> None:
+    async def _ask(self) -> frozenset[str]:
+        """Those that we may not see."""
         async with self._asking:
             topics, self._wanted, self._next = self._wanted, set(), None
             heard_at_s = monotonic()
@@ -87,3 +90,4 @@ class KafkaTopics:
                 self._known[name] = _Topic(len(topic.partitions), topic.topic_id.bytes, heard_at_s)
             elif topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 self._known.pop(name, None)
+        return frozenset(n for n, topic in answer.topics.items() if topic.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED)

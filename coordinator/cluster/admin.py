@@ -1,14 +1,15 @@
 """Kafka's administrative requests through librdkafka's client: read a configuration, create a topic.
 
 Each call has its own client in a thread of its own, so the event loop never waits for it. A refusal by the broker
-is raised as librdkafka's KafkaException; nothing is retried here.
+is raised as librdkafka's KafkaException.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     RESOURCE_BROKER,
     RESOURCE_TOPIC,
@@ -22,6 +23,11 @@ from oncebox.wire import KafkaSettings, librdkafka_config
 
 # The client gives up by itself; this only bounds a wait that it should have ended.
 GRACE_S: Final = 5.0
+# Of the time there is. What is asked of any broker goes to the one that is named as the controller: under KRaft that is
+# a member picked at random, which may stand still. The next client is told of another.
+TRIES: Final = (0.125, 0.125, 0.25, 0.5)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +47,8 @@ async def broker_configs(kafka: KafkaSettings, node_id: int, *, timeout_s: float
 
 
 async def topic_configs(kafka: KafkaSettings, topic: str, *, timeout_s: float) -> Configs:
-    return await asyncio.to_thread(_describe, kafka, ConfigResource(RESOURCE_TOPIC, topic), timeout_s)
+    resource = ConfigResource(RESOURCE_TOPIC, topic)
+    return await asyncio.to_thread(_of_any, lambda share_s: _describe(kafka, resource, share_s), timeout_s)
 
 
 async def create_topic(
@@ -54,7 +61,17 @@ async def create_topic(
     timeout_s: float,
 ) -> None:
     new = NewTopic(topic, partitions, replication_factor, config=dict(config))
-    await asyncio.to_thread(_create, kafka, new, timeout_s)
+    await asyncio.to_thread(_of_any, lambda share_s: _create(kafka, new, share_s), timeout_s)
+
+
+def _of_any(ask: Callable[[float], T], timeout_s: float) -> T:
+    for share in TRIES[:-1]:
+        try:
+            return ask(share * timeout_s)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._TIMED_OUT:  # noqa: SLF001 - librdkafka's name
+                raise
+    return ask(TRIES[-1] * timeout_s)
 
 
 def _describe(kafka: KafkaSettings, resource: ConfigResource, timeout_s: float) -> Configs:

@@ -46,7 +46,7 @@ async def check_cluster(
 ) -> Report:
     """`timeout_ms` is for each broker; they are asked at the same time."""
     topics = (own.log, own.feed, OFFSETS_TOPIC)
-    facts = await read_cluster(wire, kafka, topics, probe_topic=own.log, timeout_ms=timeout_ms)
+    facts = await read_cluster(wire, kafka, topics, probe_topic=own.log, group=own.group, timeout_ms=timeout_ms)
     return judge(facts, kafka, own, transaction_timeout_max_ms=transaction_timeout_max_ms)
 
 
@@ -55,6 +55,7 @@ def judge(facts: ClusterFacts, kafka: KafkaSettings, own: OwnTopics, *, transact
         *_unseen(facts, kafka),
         *_requests(facts.brokers),
         *_privilege(facts.brokers, kafka),
+        *_group(facts, kafka, own),
         *_native_transactions(facts.brokers, kafka),
         *_verification(facts.brokers, kafka),
         *_expiration(facts.brokers, kafka, transaction_timeout_max_ms),
@@ -131,6 +132,16 @@ def _privilege(brokers: Mapping[int, BrokerFacts], kafka: KafkaSettings) -> Iter
         )
     elif any(broker.may_write_markers for broker in brokers.values()):
         yield _ok("we may write transaction markers")
+
+
+def _group(facts: ClusterFacts, kafka: KafkaSettings, own: OwnTopics) -> Iterator[Finding]:
+    if not facts.may_use_group:
+        yield Finding(
+            severity=Severity.PROBLEM,
+            what=f"we may not join the group {own.group}",
+            why="It says which instance leads which part of the log: without it none would lead any.",
+            mend=(commands.allow_on_group(kafka, own.group, "Read"),),
+        )
 
 
 def _native_transactions(brokers: Mapping[int, BrokerFacts], kafka: KafkaSettings) -> Iterator[Finding]:

@@ -46,6 +46,10 @@ def allow_on_topic(kafka: KafkaSettings, topic: str, *operations: str) -> str:
     return _allow(kafka, operations, "--topic", topic)
 
 
+def allow_on_group(kafka: KafkaSettings, group: str, *operations: str) -> str:
+    return _allow(kafka, operations, "--group", group)
+
+
 def allow_on_transactional_ids(kafka: KafkaSettings, name: str, *operations: str) -> str:
     return _allow(kafka, operations, "--transactional-id", name)
 

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from coordinator.cluster.admin import Configs, broker_configs, topic_configs
 from coordinator.cluster.findings import ClusterError
 from oncebox.wire import (
+    OFFSETS_TOPIC,
     ErrorCode,
     KafkaSettings,
     OutcomeUnknownError,
@@ -54,6 +55,7 @@ class ClusterFacts:
     brokers: Mapping[int, BrokerFacts]
     unanswered: Mapping[int, str]  # brokers that are members of the cluster but gave no answer, and why
     topics: Mapping[str, TopicFacts]  # without those that do not exist
+    may_use_group: bool = True
 
 
 class _UnansweredError(Exception):
@@ -61,7 +63,7 @@ class _UnansweredError(Exception):
 
 
 async def read_cluster(
-    wire: Wire, kafka: KafkaSettings, topics: Collection[str], *, probe_topic: str, timeout_ms: int
+    wire: Wire, kafka: KafkaSettings, topics: Collection[str], *, probe_topic: str, group: str, timeout_ms: int
 ) -> ClusterFacts:
     found = await read_topics(wire, kafka, topics, timeout_ms=timeout_ms)
     probe = TopicPartition(probe_topic, PROBE_PARTITION)
@@ -72,6 +74,8 @@ async def read_cluster(
         brokers={node_id: answer for node_id, answer in answers.items() if isinstance(answer, BrokerFacts)},
         unanswered={node_id: answer for node_id, answer in answers.items() if isinstance(answer, str)},
         topics=found,
+        # Where no group was ever used, to ask for one would create the topic of their offsets.
+        may_use_group=OFFSETS_TOPIC not in found or await _may_use_group(wire, group, timeout_ms),
     )
 
 
@@ -149,6 +153,16 @@ async def _may_write_markers(wire: Wire, node_id: int, probe: TopicPartition) ->
         return None
     # Reached only with the privilege; without it the answer is CLUSTER_AUTHORIZATION_FAILED.
     return answer.get(PROBE_PRODUCER_ID, {}).get(probe) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def _may_use_group(wire: Wire, group: str, timeout_ms: int) -> bool:
+    """Whether brokers tell who coordinates it: they do to whom may read or describe it."""
+    try:
+        coordinator = await wire.find_group_coordinator(group, timeout_ms=timeout_ms, lane="checks")
+    except OutcomeUnknownError:
+        # Brokers that give no answer are told of as such.
+        return True
+    return coordinator.error is not ErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
 async def _may_see_transactions(wire: Wire, node_id: int) -> bool | None:

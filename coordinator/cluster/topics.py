@@ -17,6 +17,7 @@ from coordinator.cluster import commands
 from coordinator.cluster.admin import broker_configs, create_topic
 from coordinator.cluster.facts import DENIED, TopicFacts, read_topics
 from coordinator.cluster.findings import ClusterError, Finding, Severity, refuse
+from coordinator.log.consumer import leaders_group
 from oncebox.wire import KafkaSettings, TopicPartition, Wire
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,11 @@ class OwnTopics:
     feed: str
     partitions: int
     feed_retention_ms: int = 30 * DAY_MS  # or FOR_EVER
+
+    @property
+    def group(self) -> str:
+        """The consumer group that says who leads what."""
+        return leaders_group(self.log)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

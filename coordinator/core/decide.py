@@ -255,6 +255,13 @@ def _end(state: IdState, command: End, context: Context, ids: ProducerIds) -> De
             refusal = _refuse_changed(state, contents, command.topic_ids, context) or check_contents(newest, contents)
         if refusal is not None:
             return refusal
+        if not context.feed_is_available:
+            refusal = Refused(
+                code=ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                message="the feed takes no manifests: nothing is decided; send the call again",
+                retriable=True,
+            )
+            return Blocked(again_at_ms=context.now_ms + context.limits.patience_ms, refusal=refusal)
         obstacle = registration_obstacle(state, frozenset(), frozenset(), context) if newest is None else None
         if obstacle is not None:
             return _blocked(obstacle, context.now_ms + context.limits.patience_ms)

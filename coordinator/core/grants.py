@@ -55,6 +55,8 @@ class Context(Struct, frozen=True, kw_only=True):
     decision: int = 1
     # The end of the feed as the leader knows it.
     feed_offset_next: int = 0
+    # Whether manifests get there: a commit that can get none is not decided.
+    feed_is_available: bool = True
     # As after every record written so far, those not acknowledged yet included: compaction keeps the last one only.
     number_floor: int = 0
     # This id's decided numbers that owe nothing any more, though the log does not say so yet.

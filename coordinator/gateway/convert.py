@@ -9,6 +9,7 @@ from oncebox.errors import (
     ClosedError,
     CoordinatorError,
     DeliveryError,
+    OffsetsRefusedError,
     OnceboxError,
     RecordsRefusedError,
     RecordTooLargeError,
@@ -99,8 +100,10 @@ def error_of(error: OnceboxError, transactional_id: str, number: int) -> transac
 
 
 def _code(error: OnceboxError) -> Any:
-    if isinstance(error, RecordsRefusedError) and error.code in transaction_pb2.ErrorCode.keys():  # noqa: SIM118 - no dict
-        return transaction_pb2.ErrorCode.Value(error.code)
+    if isinstance(error, RecordsRefusedError | OffsetsRefusedError):
+        known = error.code in transaction_pb2.ErrorCode.keys()  # noqa: SIM118 - no dict
+        if known:
+            return transaction_pb2.ErrorCode.Value(error.code)
     return next((code for kind, code in _CODES if isinstance(error, kind)), transaction_pb2.INVALID_TXN_STATE)
 
 

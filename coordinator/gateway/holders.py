@@ -14,10 +14,14 @@ from oncebox.errors import OnceboxError
 from oncebox.producer import Producer, Transaction
 from oncebox.transaction import State
 from oncebox.v1 import gateway_pb2 as pb
+from oncebox.v1 import transaction_pb2
 
 log = logging.getLogger(__name__)
 
 NewProducer = Callable[[pb.Open, str], Producer]
+
+# Refusals that are kept for whoever resumes; after more of them in one transaction nobody can.
+REFUSED_MAX = 100
 
 
 class TooManyError(Exception):
@@ -32,6 +36,10 @@ class Holder:
         self.transaction: Transaction | None = None
         # The last request that was carried out: what a stream that resumes need not send again.
         self.last_request_id = 0
+        # Why requests since Begin were not carried out, in their order: the answers may be lost with the stream.
+        self._refused: list[pb.RefusedRequest] = []
+        # As many of them came before the last that was carried out.
+        self._passed_over = 0
         # Of the stream that has it: ends that stream, and returns when its last request is carried out.
         self.detach: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.waiting: asyncio.TimerHandle | None = None
@@ -40,6 +48,26 @@ class Holder:
     def number(self) -> int:
         """Of the open transaction; 0: there is none."""
         return self.transaction.number if self.transaction is not None and self.transaction.is_open else 0
+
+    def carried_out(self, request_id: int) -> None:
+        self.last_request_id = request_id
+        self._passed_over = len(self._refused)
+
+    def refused(self, request_id: int, error: transaction_pb2.Error) -> None:
+        # One more tells that there were too many.
+        if len(self._refused) <= REFUSED_MAX:
+            self._refused.append(pb.RefusedRequest(request_id=request_id, error=error))
+
+    def forget_refused(self) -> None:
+        self._refused, self._passed_over = [], 0
+
+    @property
+    def passed_over(self) -> list[pb.RefusedRequest]:
+        """What a stream that resumes would else take for carried out."""
+        return self._refused[: self._passed_over]
+
+    def can_be_resumed(self, number: int) -> bool:
+        return self.number == number and len(self._refused) <= REFUSED_MAX
 
 
 class Holders:
@@ -53,15 +81,15 @@ class Holders:
     async def resume(self, transactional_id: str, number: int) -> Holder | None:
         """The holder of this open transaction, taken from the stream that had it."""
         holder = self._held.get(transactional_id)
-        if holder is None or not number or holder.number != number:
+        if holder is None or not number or not holder.can_be_resumed(number):
             return None
         if holder.waiting is not None:
             holder.waiting.cancel()
             holder.waiting = None
         if holder.detach is not None:
             await holder.detach()
-        # Its last request may have ended it, or another stream have been quicker.
-        return holder if holder.number == number and holder.detach is None else None
+        # Its last request may have ended it, or been refused as one too many; or another stream have been quicker.
+        return holder if holder.can_be_resumed(number) and holder.detach is None else None
 
     async def open(self, request: pb.Open, address: str) -> Holder:
         """Takes the id over: what was open is aborted."""

@@ -20,7 +20,7 @@ from coordinator.gateway import convert
 from coordinator.gateway.holders import Holder, Holders, TooManyError
 from oncebox.bulk import Receipt
 from oncebox.errors import OnceboxError
-from oncebox.transaction import Transaction
+from oncebox.transaction import State, Transaction
 from oncebox.v1 import gateway_pb2 as pb
 from oncebox.v1 import transaction_pb2
 
@@ -59,6 +59,8 @@ class TransactStream:
         self._reading: asyncio.Task[None] | None = None
         self._answers: asyncio.Queue[Answer] = asyncio.Queue()
         self._is_taken_over = False
+        # Something after Open.
+        self._has_asked = False
         self._acknowledging: set[asyncio.Task[None]] = set()
         self._handlers: dict[str, Callable[[Any, Answer], Coroutine[Any, Any, None]]] = {
             "open": self._open,
@@ -81,7 +83,8 @@ class TransactStream:
             if self._holder is not None and self._holder.number and self._holder.grace_ms:
                 # A connection that breaks looks like an orderly end at first; a moment later we are cancelled.
                 await asyncio.sleep(LOST_NOTICE_S)
-            lost = False
+            # With an expired token it is us who end it: the client comes again with a new one.
+            lost = self.is_expired
             await asyncio.gather(*self._acknowledging, return_exceptions=True)
             await self._answers.join()
         except asyncio.CancelledError:
@@ -90,17 +93,16 @@ class TransactStream:
         finally:
             self._reading.cancel()
             writing.cancel()
-            if self._holder is not None:
-                self._end(self._holder, lost=lost)
+            if self._current is None or self._current.done():
+                self._leave(lost=lost)
+            else:
+                self._current.add_done_callback(lambda _: self._leave(lost=lost))
 
-    def _end(self, holder: Holder, *, lost: bool) -> None:
-        """Leaves it behind, once the request under way is carried out."""
-        self._holder = None
-        current = self._current
-        if current is None or current.done():
+    def _leave(self, *, lost: bool) -> None:
+        """Once the last request is carried out: it may be the Open that brings what is to be left behind."""
+        if self._holder is not None and not self._is_taken_over:
+            holder, self._holder = self._holder, None
             self._holders.leave(holder, lost=lost)
-        else:
-            current.add_done_callback(lambda _: self._holders.leave(holder, lost=lost))
 
     async def _detach(self) -> None:
         """Another stream goes on with what this one holds."""
@@ -172,7 +174,14 @@ class TransactStream:
         except Exception as error:  # noqa: BLE001 - whatever it is, the client must hear of it and the stream go on
             answer.error.CopyFrom(error_of_refused(unexpected(error, f"{name} on a Transact stream")))
         if holder is not None:
-            holder.last_request_id = request.request_id
+            if not self._has_asked:
+                # Whoever sends this has read what Opened told of the stream before.
+                self._has_asked = True
+                holder.forget_refused()
+            if answer.WhichOneof("response") == "error":
+                holder.refused(request.request_id, answer.error)
+            else:
+                holder.carried_out(request.request_id)
         if answer.WhichOneof("response") is not None:
             self._answers.put_nowait(answer)
 
@@ -194,6 +203,7 @@ class TransactStream:
         if holder is not None:
             opened.resumed = True
             opened.last_request_id = holder.last_request_id
+            opened.refused.extend(holder.passed_over)
             holder.grace_ms = request.grace_ms
         else:
             try:
@@ -227,6 +237,7 @@ class TransactStream:
     async def _begin(self, _request: pb.Begin, answer: Answer) -> None:
         holder = self._opened()
         holder.transaction = await holder.producer.begin()
+        holder.forget_refused()
         answer.done.number = holder.transaction.number
 
     async def _send(self, request: pb.Send, answer: Answer) -> None:
@@ -271,12 +282,12 @@ class TransactStream:
         answer.done.number = (await self._begun().prepare(metadata=request.metadata)).number
 
     async def _commit(self, request: pb.Commit, answer: Answer) -> None:
-        transaction = self._begun()
+        transaction = self._to_be_ended()
         outcome = await transaction.commit(metadata=request.metadata, wait="decided" if request.decided else "complete")
         self._ended(answer, outcome, transaction_pb2.COMMITTED)
 
     async def _abort(self, _request: pb.AbortTransaction, answer: Answer) -> None:
-        self._ended(answer, await self._begun().abort(), transaction_pb2.ABORTED)
+        self._ended(answer, await self._to_be_ended().abort(), transaction_pb2.ABORTED)
 
     def _ended(self, answer: Answer, outcome: transaction_pb2.Outcome | None, result: "transaction_pb2.Result") -> None:
         answer.outcome.CopyFrom(outcome or convert.nothing_ended(self._opened().transactional_id, result))
@@ -287,7 +298,14 @@ class TransactStream:
         return self._holder
 
     def _begun(self) -> Transaction:
+        transaction = self._to_be_ended()
+        if not transaction.is_open:
+            raise _refuse("its end was asked for: send Commit or Abort again", transaction_pb2.INVALID_TXN_STATE)
+        return transaction
+
+    def _to_be_ended(self) -> Transaction:
+        """Also the one whose end was asked for, and not answered: asked again, the log says what became of it."""
         transaction = self._opened().transaction
-        if transaction is None or not transaction.is_open:
+        if transaction is None or transaction.state is State.ENDED:
             raise _refuse("no transaction is open: send Begin first", transaction_pb2.INVALID_TXN_STATE)
         return transaction

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from coordinator.log.port import Stored
+from oncebox.wire import KafkaSettings, librdkafka_config
 
 READ_TIMEOUT_S = 30.0
 CHUNK = 500
@@ -18,12 +19,21 @@ class StalledError(ReadError):
     """Nothing came, and no error either."""
 
 
+def leaders_group(log_topic: str) -> str:
+    """The consumer group that shares the log's partitions out."""
+    return f"{log_topic}.leaders"
+
+
+def consumer_config(settings: KafkaSettings, log_topic: str) -> dict[str, str | int]:
+    # The library asks where its group is, though it is never joined here: so it is one that we may use anyway.
+    return librdkafka_config(settings) | {"group.id": leaders_group(log_topic)}
+
+
 def open_consumer(config: Mapping[str, str | int], topic: str, partition: int, offset_first: int) -> Consumer:
-    """`config` says how to reach the brokers."""
+    """`config` as consumer_config() makes it."""
     consumer = Consumer(
         {
             **config,
-            "group.id": "oncebox-replay",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": "read_uncommitted",

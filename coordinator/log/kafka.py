@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from time import monotonic
+from typing import NamedTuple
 
-from coordinator.log.consumer import ReadError
+from coordinator.log.consumer import ReadError, consumer_config
 from coordinator.log.packer import Job, Packer
 from coordinator.log.port import (
     FencedError,
@@ -30,8 +31,9 @@ from oncebox.wire import (
     Wire,
     WireError,
     batch_builder,
-    librdkafka_config,
 )
+
+Records = Sequence[tuple[bytes, bytes | None]]
 
 APPEND_TIMEOUT_MS = 5_000
 REPLAY_THREADS = 4
@@ -59,6 +61,8 @@ class KafkaStore:
         self._reader = KafkaReader(wire, settings, self._topics, threads=REPLAY_THREADS)
         self._packer = Packer()
         self._appended_at_s = 0.0
+        # By partition: what was sent and not acknowledged. Sent again, it is the same, byte for byte.
+        self._unacknowledged: dict[TopicPartition, _Attempt] = {}
 
     async def close(self) -> None:
         for lane in self._lanes.values():
@@ -66,24 +70,24 @@ class KafkaStore:
         self._packer.close()
         self._reader.close()
 
-    async def append(
-        self, kind: Kind, partition: int, writer: Writer, sequence: int, records: Sequence[tuple[bytes, bytes | None]]
-    ) -> int:
+    async def append(self, kind: Kind, partition: int, writer: Writer, sequence: int, records: Records) -> int:
         self._appended_at_s = monotonic()
         where = TopicPartition(self._topics[kind], partition)
         leader_id = self._wire.leader_id(where)
         if leader_id is None:
             leader_id = await self._find_leader(where)
-        builder = batch_builder(
-            transactional=False, producer_id=writer.producer_id, producer_epoch=writer.epoch, base_sequence=sequence
-        )
-        for index, (key, value) in enumerate(records):
-            builder.append(index, None, key, value, [])
+        attempt = self._unacknowledged.get(where)
+        if attempt is None or (attempt.writer, attempt.sequence, attempt.records) != (writer, sequence, records):
+            batch = _batch(writer, sequence, records)
+            attempt = self._unacknowledged[where] = _Attempt(writer, sequence, records, batch)
         lane = self._lanes.get(leader_id)
         if lane is None:
             lane = self._lanes[leader_id] = _Lane(self._wire, leader_id)
-        error, offset = await lane.append(where, bytes(builder.build()))
+        error, offset = await lane.append(where, attempt.batch)
         if error is ErrorCode.NONE:
+            # It may be of a later leadership by now.
+            if self._unacknowledged.get(where) is attempt:
+                del self._unacknowledged[where]
             return offset
         if error is ErrorCode.INVALID_PRODUCER_EPOCH:
             raise FencedError("a newer leader writes this partition")
@@ -133,7 +137,7 @@ class KafkaStore:
                 await asyncio.sleep(0)
             return
         job = Job(
-            config=librdkafka_config(self._settings),
+            config=consumer_config(self._settings, self._topics[Kind.LOG]),
             topic=self._topics[Kind.LOG],
             partition=partition,
             offset_first=offset_first,
@@ -141,6 +145,22 @@ class KafkaStore:
         )
         gently = monotonic() - self._appended_at_s < BUSY_S
         replay.become(await self._packer.replay(job, gently=gently))
+
+
+class _Attempt(NamedTuple):
+    writer: Writer
+    sequence: int
+    records: Records
+    batch: bytes
+
+
+def _batch(writer: Writer, sequence: int, records: Records) -> bytes:
+    builder = batch_builder(
+        transactional=False, producer_id=writer.producer_id, producer_epoch=writer.epoch, base_sequence=sequence
+    )
+    for index, (key, value) in enumerate(records):
+        builder.append(index, None, key, value, [])
+    return bytes(builder.build())
 
 
 class _Lane:

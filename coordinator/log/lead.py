@@ -92,12 +92,20 @@ class Appender:
         self._writer = writer
         self._sequence = sequence
         self._offset_next = offset_next
+        self._began_s: float | None = None
+
+    @property
+    def waits_s(self) -> float:
+        """For how long the append that is under way has not been acknowledged; 0.0: there is none."""
+        return asyncio.get_running_loop().time() - self._began_s if self._began_s is not None else 0.0
 
     async def append(self, records: Records) -> int:
         """The first record's offset. Raises LostError when somebody else leads; waits as long as the store is away."""
+        self._began_s = asyncio.get_running_loop().time()
         offset = await _append_until_known(
             self._store, self._kind, self._partition, self._writer, self._sequence, records
         )
+        self._began_s = None
         if self._kind is Kind.LOG:
             # A topic that is created again knows none of its former writers, and takes whatever they send.
             _check_grown(self._partition, offset, self._offset_next)

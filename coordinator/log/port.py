@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from coordinator.log.replay import Replay
 
 
+# Of a record in a batch, besides its key and value: lengths, attributes, time and offset, at their longest.
+RECORD_OVERHEAD_BYTES = 32
+
+
 class Kind(Enum):
     LOG = "log"
     FEED = "feed"
@@ -31,6 +35,11 @@ class Stored(NamedTuple):
     offset: int
     key: bytes | None
     value: bytes | None
+
+
+def size_of(key: bytes, value: bytes | None) -> int:
+    """How many bytes of a batch the record takes at most."""
+    return len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
 
 
 class FencedError(Exception):

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from confluent_kafka import Consumer
 
-from coordinator.log.consumer import ReadError, StalledError, open_consumer, read_chunk
+from coordinator.log.consumer import ReadError, StalledError, consumer_config, open_consumer, read_chunk
 from coordinator.log.port import Kind, Stored
 from oncebox.wire import (
     LATEST,
@@ -21,7 +21,6 @@ from oncebox.wire import (
     TopicPartition,
     Wire,
     WireError,
-    librdkafka_config,
 )
 
 logger = logging.getLogger(__name__)
@@ -92,7 +91,8 @@ class KafkaReader:
         self, topic: str, partition: int, position: int, end: int
     ) -> AsyncIterator[tuple[int, Sequence[Stored]]]:
         """With one consumer."""
-        opening = self._threads.submit(open_consumer, librdkafka_config(self._settings), topic, partition, position)
+        config = consumer_config(self._settings, self._topics[Kind.LOG])
+        opening = self._threads.submit(open_consumer, config, topic, partition, position)
         consumer = await asyncio.wrap_future(opening)
         reading: Future[tuple[int, Sequence[Stored]]] | None = None
         try:

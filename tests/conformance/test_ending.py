@@ -2,7 +2,16 @@
 
 import pytest
 
-from coordinator.core.commands import Abort, ErrorCode, GetOutcome, OutcomeForgotten, OutcomeKnown, Undecided, Wait
+from coordinator.core.commands import (
+    Abort,
+    Blocked,
+    ErrorCode,
+    GetOutcome,
+    OutcomeForgotten,
+    OutcomeKnown,
+    Undecided,
+    Wait,
+)
 from coordinator.core.grants import Limits
 from coordinator.core.owed import owed
 from coordinator.core.records import (
@@ -315,3 +324,23 @@ def test_a_commit_is_paid_only_with_its_manifest(desk: Desk) -> None:
     assert desk.unpaid("a") == {1: frozenset()}
     desk.pay("a")
     assert desk.unpaid("a") == {}
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_no_commit_is_decided_while_its_manifest_could_not_be_written(desk: Desk, *, prepared: bool) -> None:
+    grant = owned(desk, P0)
+    if prepared:
+        accepted(desk, prepare(grant, wrote(P0)))
+    desk.feed_is_available = False
+    before = newest_state(desk)
+    decision = desk.call(end(grant, COMMIT, wrote(P0)))
+    assert isinstance(decision, Blocked)
+    assert (decision.refusal.code, decision.refusal.retriable) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, True)
+    assert newest_state(desk) is before
+    desk.feed_is_available = True
+    after = ended(desk, end(grant, COMMIT, wrote(P0)))
+    desk.feed_is_available = False
+    # It is decided: a repeat is told so. An abort needs no manifest.
+    assert ended(desk, end(grant, COMMIT, wrote(P0))).outcome == after.outcome
+    assert after.next_grant is not None
+    ended(desk, end(granted(desk, add(after.next_grant, P1)), ABORT))

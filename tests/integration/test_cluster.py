@@ -320,6 +320,7 @@ async def test_a_user_without_rights_is_told_which_to_ask_for(
         "we may not see all transactions of Kafka's own coordinator": Severity.WARNING,
         f"{own.log}: we may not see this topic or its settings": Severity.PROBLEM,
         f"{own.feed}: we may not see this topic or its settings": Severity.PROBLEM,
+        f"we may not join the group {own.group}": Severity.PROBLEM,
     }
     for finding in denied:
         (command,) = finding.mend

@@ -180,6 +180,28 @@ async def test_every_call_works_as_a_unary_rpc_from_any_language(one, new_topic:
             coordinator_pb2.EndRequest(transactional_id=name, grant=granted.grant, result=transaction_pb2.ABORTED)
         )
         assert again.next == ended.next
+        grant = ended.next
+        await stub.AddPartitions(
+            coordinator_pb2.AddPartitionsRequest(transactional_id=name, grant=grant, partitions=partitions)
+        )
+        added = await stub.AddOffsets(
+            coordinator_pb2.AddOffsetsRequest(transactional_id=name, grant=grant, group_ids=["group"])
+        )
+        assert added.grant == grant
+        prepared = await stub.Prepare(
+            coordinator_pb2.PrepareRequest(
+                transactional_id=name, grant=grant, contents=coordinator_pb2.Contents(metadata=b"token")
+            )
+        )
+        assert (prepared.outcome.number, prepared.outcome.state) == (grant.number, transaction_pb2.PREPARED)
+        asked = coordinator_pb2.GetOutcomeRequest(transactional_id=name, number=grant.number)
+        undecided = await stub.GetOutcome(asked)
+        assert (undecided.outcome.result, undecided.outcome.state) == (
+            transaction_pb2.UNDECIDED,
+            transaction_pb2.PREPARED,
+        )
+        await stub.End(coordinator_pb2.EndRequest(transactional_id=name, grant=grant, result=transaction_pb2.COMMITTED))
+        assert (await stub.GetOutcome(asked)).outcome.result == transaction_pb2.COMMITTED
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.End(
                 coordinator_pb2.EndRequest(transactional_id=name, grant=granted.grant, result=transaction_pb2.COMMITTED)

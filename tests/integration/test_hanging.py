@@ -96,7 +96,8 @@ class Scene:
     async def find(self, *, end: bool = False) -> tuple[Open, ...]:
         found = await self.hanging.find(frozenset({self.partition.topic}), end=end)
         assert not isinstance(found, Refused), found
-        return found
+        assert not found.unexamined
+        return found.hanging
 
     async def sweep_only_here(self) -> None:
         """Other tests' topics are none of this one's business."""
@@ -293,7 +294,7 @@ async def test_group_offsets_that_nobody_ends_are_found_among_all_topics(scene: 
     scene.now_ms += 2 * HOUR_MS
     found = await scene.hanging.find(frozenset(), end=False)
     assert not isinstance(found, Refused), found
-    (ours,) = [each for each in found if each.producer_id == producer_id]
+    (ours,) = [each for each in found.hanging if each.producer_id == producer_id]
     assert ours.topic == OFFSETS_TOPIC
     scene.partition = TopicPartition(ours.topic, ours.partition)
     await scene.mark(producer_id, 1)

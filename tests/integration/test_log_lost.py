@@ -18,7 +18,7 @@ from coordinator.log.lead import Appender, LogLostError, take_over, writer_of
 from coordinator.log.port import Kind
 from coordinator.log.replay import Replay
 from oncebox.producer import Producer
-from oncebox.v1 import coordinator_pb2, coordinator_pb2_grpc, manifest_pb2
+from oncebox.v1 import coordinator_pb2, coordinator_pb2_grpc, manifest_pb2, transaction_pb2
 from oncebox.wire import KafkaSettings, Wire
 from proof.faults.process import ChildProcess
 from tests.support.coordinator import Coordinators, manifests, read_committed, values
@@ -33,9 +33,10 @@ async def commit(coordinators: Coordinators, topic: str, value: bytes) -> int:
         return transaction.number
 
 
-def delete(coordinators: Coordinators) -> None:
+def delete(coordinators: Coordinators, topic: str = "") -> None:
     admin = AdminClient({"bootstrap.servers": coordinators.bootstrap_servers})
-    admin.delete_topics([coordinators.log_topic])[coordinators.log_topic].result()
+    name = topic or coordinators.log_topic
+    admin.delete_topics([name])[name].result()
 
 
 def create(coordinators: Coordinators) -> None:
@@ -142,6 +143,37 @@ async def test_a_log_that_is_deleted_and_created_again_under_a_running_coordinat
     await asyncio.to_thread(create, coordinators)
     await refused(coordinators, process, LOST)
     assert await asyncio.to_thread(values, coordinators.bootstrap_servers, topic) == [b"before"]
+
+
+async def test_commits_wait_for_a_feed_that_was_deleted_until_an_instance_is_restarted(
+    coordinators: Coordinators, new_topic
+):
+    topic = new_topic()
+    process = await asyncio.to_thread(coordinators.start)
+    await commit(coordinators, topic, b"before")
+    await asyncio.to_thread(delete, coordinators, coordinators.feed_topic)
+    async with Producer(coordinators.bootstrap_servers, coordinators.addresses, transactional_id="id") as producer:
+        # Decided before anybody could know, and owed its marker.
+        transaction = await producer.begin()
+        await transaction.send(topic, b"decided")
+        ended = await transaction.commit()
+        assert ended is not None
+        assert ended.state == transaction_pb2.PREPARE_COMMIT
+        await asyncio.to_thread(process.wait_ready, lambda: process.log_contains("takes no appends"), timeout_s=60)
+        transaction = await producer.begin()
+        await transaction.send(topic, b"waits")
+        waiting = asyncio.create_task(transaction.commit())
+        # The one that is restarted, beside the one that goes on.
+        await asyncio.to_thread(lambda: coordinators.start(wait_ready=False))
+        outcome = await waiting
+        assert outcome is not None
+        assert outcome.result == transaction_pb2.COMMITTED
+    whole = [b"before", b"decided", b"waits"]
+    async with asyncio.timeout(60):
+        while await asyncio.to_thread(values, coordinators.bootstrap_servers, topic) != whole:
+            pass
+    told = await asyncio.to_thread(manifests, coordinators)
+    assert len(told) == 2
 
 
 async def test_an_append_to_a_log_that_was_created_again_is_not_taken_for_one(coordinators: Coordinators, new_topic):

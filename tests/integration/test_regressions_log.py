@@ -15,7 +15,7 @@ from coordinator.core.records import Contents, Grant, Result, Run, TopicPartitio
 from coordinator.log import codec
 from coordinator.log.kafka import KafkaStore
 from coordinator.log.lead import Appender, Leadership, LostError, take_over, writer_of
-from coordinator.log.port import Kind, UnknownOutcomeError
+from coordinator.log.port import Kind
 from coordinator.log.replay import Replay
 from coordinator.markers.writer import MarkerWriter
 from coordinator.producer_ids import ProducerIdPool
@@ -25,7 +25,8 @@ from oncebox.errors import RequestTimedOutError, error_from
 from oncebox.producer import Producer
 from oncebox.session import Session
 from oncebox.v1 import log_pb2, transaction_pb2
-from oncebox.wire import KafkaSettings, Wire
+from oncebox.wire import KafkaSettings, OutcomeUnknownError, Record, Wire, encode_batch
+from oncebox.wire import TopicPartition as WirePartition
 from tests.support.coordinator import Coordinators, manifests, values
 from tests.support.kafka import TopicFactory
 
@@ -113,13 +114,35 @@ async def test_r3_a_leader_change_does_not_forget_a_begun_transaction(kafka, new
         old = await here.lead("old")
         grant = await init(old, "id")
         await old.call(Register(transactional_id="id", grant=grant, partitions=frozenset({where})), 10_000)
+        await write(here.settings, where, grant, b"begun")
         new = await here.lead("new")
+        assert await asyncio.to_thread(values, kafka.bootstrap_servers, topic) == []
         written = Written(topic=topic, partition=0, record_count=1, runs=(Run(0, 1),))
         end = End(transactional_id="id", grant=grant, result=Result.COMMITTED, contents=Contents(written=(written,)))
         answer = await new.call(end, 10_000)
         assert isinstance(answer, Answer)
         assert isinstance(answer.reply, Ended)
         assert answer.reply.outcome.result is Result.COMMITTED
+        assert (answer.complete, answer.owed) == (True, frozenset())
+    assert await asyncio.to_thread(values, kafka.bootstrap_servers, topic) == [b"begun"]
+
+
+async def write(settings: KafkaSettings, where: TopicPartition, grant: Grant, value: bytes) -> None:
+    """The transaction's first record, as its owner writes it."""
+    batch = encode_batch(
+        [Record(key=None, value=value)],
+        transactional=True,
+        producer_id=grant.producer_id,
+        producer_epoch=grant.epoch,
+        base_sequence=0,
+    )
+    there = WirePartition(*where)
+    async with Wire(settings) as wire:
+        await wire.metadata([where.topic])
+        leader_id = wire.leader_id(there)
+        assert leader_id is not None
+        appended = (await wire.produce(leader_id, {there: batch}, transactional_id="id"))[there]
+        assert (appended.error.name, appended.base_offset) == ("NONE", 0)
 
 
 async def test_r5_a_new_leader_knows_all_that_was_acknowledged_before_it_serves(kafka, new_topic):
@@ -155,20 +178,21 @@ async def test_r13_a_sequence_is_never_used_again_with_other_bytes(kafka, new_to
         appender = Appender(direct, Kind.LOG, 0, writer_of(0, 0, 5), 0)
         first = [codec.encode_leader(_leader(b"first"))]
         second = [codec.encode_leader(_leader(b"second"))]
-        real = direct.append
-        lost = 0
+        real = Wire.produce
+        sent: list[bytes] = []
 
-        async def append_and_lose_the_answer(*args):
-            nonlocal lost
-            offset = await real(*args)
-            if lost < 3:
-                lost += 1
-                raise UnknownOutcomeError("the answer was lost")
-            return offset
+        async def produce_and_lose_the_answer(wire, node_id, batches, **options):
+            answer = await real(wire, node_id, batches, **options)
+            sent.extend(batches.values())
+            if len(sent) <= 3:
+                raise OutcomeUnknownError("the answer was lost")
+            return answer
 
-        monkeypatch.setattr(direct, "append", append_and_lose_the_answer)
+        monkeypatch.setattr(Wire, "produce", produce_and_lose_the_answer)
         assert await appender.append(first) == 0
         assert await appender.append(second) == 1
+        assert len(sent) == 5
+        assert len(set(sent[:4])) == 1, "byte for byte"
         stored = [entry async for chunk in direct.read(Kind.LOG, 0, 0, None) for entry in chunk]
         assert [entry.value for entry in stored] == [first[0][1], second[0][1]]
 

@@ -66,6 +66,7 @@ class Desk:
     producer_id_next: int = 1000
     producer_ids_at_hand: int = 4
     decision_next: int = 1
+    feed_is_available: bool = True
 
     def call(self, command: Command) -> Decision:
         """Decides, appends, applies."""
@@ -110,6 +111,7 @@ class Desk:
             producer_ids=tuple(range(self.producer_id_next, self.producer_id_next + self.producer_ids_at_hand)),
             decision=self.decision_next,
             feed_offset_next=len(self.feed),
+            feed_is_available=self.feed_is_available,
             number_floor=self.state.number_floor,
             paid=frozenset(paid),
             owed=unpaid,

@@ -135,10 +135,12 @@ class MemoryCalls:
             outcome = reply.outcome
         state = self.state.get(transactional_id)
         unpaid: frozenset[TopicPartition] = frozenset()
-        if self.markers_are_held and outcome is not None and state is not None:
-            debts = [debt for debt in owed(state) if debt.number == outcome.grant.number]
-            unpaid = frozenset(partition for debt in debts for partition in debt.partitions)
-        return Answer(reply=reply, owed=unpaid, complete=not unpaid)
+        in_all: frozenset[TopicPartition] = frozenset()
+        if self.markers_are_held and state is not None:
+            debts = {debt.number: debt.partitions for debt in owed(state)}
+            unpaid = debts.get(outcome.grant.number, unpaid) if outcome is not None else unpaid
+            in_all = frozenset().union(*debts.values()) if isinstance(reply, Granted) else in_all
+        return Answer(reply=reply, owed=unpaid, complete=not unpaid, owed_in_all=in_all)
 
     def leader_of(self, log_partition: int) -> Led | None:
         return self.leaders()[log_partition] if self.leader_is_known else None

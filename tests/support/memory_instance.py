@@ -9,7 +9,6 @@ from typing import Any
 
 from coordinator.calls import Answer
 from coordinator.core.commands import InitProducer, Refused
-from coordinator.core.grants import Limits
 from coordinator.leadership import Leadership
 from coordinator.producer_ids import ProducerIdPool
 from coordinator.router import Router
@@ -27,8 +26,9 @@ class NoPeers:
 
 
 class MemoryInstance:
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, settings: ShardSettings) -> None:
+        self.settings = settings
+        self.now_ms = NOW_MS
         self.store = MemoryStore()
         self.markers = NoMarkers()
         producer_ids = itertools.count(1)
@@ -52,9 +52,9 @@ class MemoryInstance:
             producer_ids=self.producer_ids,
             instance="i",
             address="i:1",
-            now_ms=lambda: NOW_MS,
+            now_ms=lambda: self.now_ms,
             nonce=self._next_nonce,
-            settings=ShardSettings(limits=self.limits),
+            settings=self.settings,
             watchers=self.router.watchers,
             listeners=self.router.listeners,
             state_changed=self._changed.set,
@@ -73,8 +73,8 @@ class MemoryInstance:
 
 
 @asynccontextmanager
-async def serving(limits: Limits | None = None) -> AsyncIterator[MemoryInstance]:
-    instance = MemoryInstance(limits or Limits())
+async def serving(settings: ShardSettings | None = None) -> AsyncIterator[MemoryInstance]:
+    instance = MemoryInstance(settings or ShardSettings())
     await instance.lead()
     try:
         yield instance

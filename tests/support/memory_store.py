@@ -1,5 +1,6 @@
 """A log partition and its feed in memory, and markers without a broker: what a shard needs, without Kafka."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
@@ -17,11 +18,16 @@ class MemoryStore:
         self.topic_id = b"first"
         self.kept_from = 0
         self.read_from: list[tuple[Kind, int]] = []
+        # While one is not set, no append is acknowledged there.
+        self.takes_appends = {kind: asyncio.Event() for kind in Kind}
+        for event in self.takes_appends.values():
+            event.set()
 
     async def append(
         self, kind: Kind, partition: int, writer: Writer, sequence: int, records: Sequence[tuple[bytes, bytes | None]]
     ) -> int:
         del partition, writer, sequence
+        await self.takes_appends[kind].wait()
         self.records[kind].extend(records)
         return len(self.records[kind]) - len(records)
 

@@ -144,3 +144,25 @@ def test_all_agree_on_who_is_next() -> None:
     assert set(heirs.values()) == alive
     for partition, heir in heirs.items():
         assert next_in_line(partition, alive - (alive - {heir})) == heir
+
+
+def serves_all(leadership: Leadership) -> bool:
+    return leadership.serves_all
+
+
+async def test_all_is_served_once_every_partition_is_and_also_where_there_is_none() -> None:
+    leadership, _ = leading()
+    assert serves_all(leadership)
+    leadership.assign({1, 2})
+    assert not serves_all(leadership), "assigned, and not begun"
+    await until_idle()
+    assert serves_all(leadership)
+    await leadership.revoke({1, 2})
+    assert serves_all(leadership)
+    await leadership.close()
+    assert not serves_all(leadership)
+    slow, _ = leading(loads=False)
+    slow.assign({1})
+    await until_idle()
+    assert not serves_all(slow)
+    await slow.close()

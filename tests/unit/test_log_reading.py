@@ -120,7 +120,7 @@ async def test_who_looks_something_up_does_not_keep_a_take_over_from_reading(
     monkeypatch.setattr(reading.KafkaReader, "end_offset", end_offset)
     unused: Any = None
     settings = KafkaSettings(bootstrap_servers="nowhere:1")
-    reader = reading.KafkaReader(unused, settings, {Kind.FEED: "feed"}, threads=2)
+    reader = reading.KafkaReader(unused, settings, {Kind.LOG: "log", Kind.FEED: "feed"}, threads=2)
     lookups = feed.Lookups(reader, 1)
     asked = [asyncio.ensure_future(lookups.find_outcome(0, "id", 1)) for _ in range(20)]
     async with asyncio.timeout(10):

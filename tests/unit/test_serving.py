@@ -1,18 +1,26 @@
-"""A partition that is served: how many records a busy id costs, and that a commit leaves nothing to be searched for."""
+"""A partition that is served: how many records a busy id costs, that a commit leaves nothing to be searched for, and
+that what waits for the log has a limit.
+"""
 
 import asyncio
 import gc
+from collections import Counter
+
+import pytest
 
 from coordinator.calls import Answer
-from coordinator.core.commands import End, Ended, Granted
+from coordinator.core.commands import End, Ended, Granted, Register
 from coordinator.core.owed import owed
 from coordinator.core.records import Contents, Result
+from coordinator.core.state import TransactionState
+from coordinator.inbox import Call, Inbox
 from coordinator.log.port import Kind
 from coordinator.markers.writer import MarkerWriter
+from coordinator.serving import ShardSettings
 from oncebox.wire import TopicPartition
 from tests.support.memory_instance import TIMEOUT_MS, serving
 from tests.support.memory_store import MemoryStore
-from tests.unit.core.states import id_state
+from tests.unit.core.states import P0, id_state
 from tests.unit.markers.brokers import MemoryBrokers, run
 from tests.unit.test_debts import commit, open_debts
 
@@ -76,3 +84,43 @@ def test_a_paid_debt_is_forgotten_without_a_search_for_garbage() -> None:
         assert run(work()) < MANY
     finally:
         gc.enable()
+
+
+def test_what_waits_for_the_log_does_not_become_more_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timeouts and expiries are asked for once, however long the log takes no appends."""
+    asked: Counter[str] = Counter()
+    real = Inbox.put
+
+    def put(self: Inbox, call: Call) -> None:
+        asked[type(call.command).__name__] += 1
+        real(self, call)
+
+    async def work() -> None:
+        settings = ShardSettings(id_expiration_ms=600_000)
+        async with serving(settings) as instance:
+            for number in range(COMMITS):
+                answer = await instance.init(f"open-{number}")
+                assert isinstance(answer, Answer)
+                assert isinstance(answer.reply, Granted)
+                command = Register(
+                    transactional_id=f"open-{number}",
+                    grant=answer.reply.grant,
+                    partitions=frozenset({P0}),
+                )
+                assert isinstance(await instance.router.call(command, TIMEOUT_MS), Answer)
+                assert isinstance(await instance.init(f"idle-{number}"), Answer)
+            monkeypatch.setattr(Inbox, "put", put)
+            instance.store.takes_appends[Kind.LOG].clear()
+            for _ in range(100):
+                instance.now_ms += 60_000
+                await asyncio.sleep(1)
+            assert asked["Timeout"] == COMMITS
+            assert asked["Expire"] <= COMMITS
+            instance.store.takes_appends[Kind.LOG].set()
+            await asyncio.sleep(60)
+            ids = instance.leadership.shards[0].ids
+            assert {state.transactions[-1].state for state in ids} == {TransactionState.PREPARE_ABORT}
+            assert len(ids) == COMMITS
+            assert asked["Timeout"] == COMMITS
+
+    run(work())

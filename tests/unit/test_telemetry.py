@@ -15,7 +15,7 @@ from coordinator.core.records import Cause, Grant, Outcome, Result
 from coordinator.log.measured import MeasuredStore
 from coordinator.log.port import Kind, UnavailableError, Writer
 from coordinator.telemetry import CATALOGUE, Histogram, Telemetry
-from oncebox.logs import Formatter, secrets_of
+from oncebox.logs import HIDDEN, Formatter, secrets_of
 from tests.unit.core.states import id_state
 
 # At the rate of the fastest commits measured, one takes this long; counting it may take two percent of that.
@@ -124,3 +124,18 @@ def test_secrets_are_blotted_out_wherever_they_come_from(as_json):
         assert (last["transactional_id"], last["number"], last["level"]) == ("orders", 7, "ERROR")
     else:
         assert "transactional_id='orders' number=7" in text
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize("secret", ['quo"ted-secret', "back\\slashed-secret", """both'"\\quotes-secret"""])
+def test_so_are_those_that_look_otherwise_when_they_are_quoted(secret: str, as_json: bool):
+    logger, stream = lines([secret], as_json=as_json)
+    logger.warning("plain %s, quoted %r", secret, secret)
+    try:
+        raise KeyError(secret)
+    except KeyError:
+        logger.exception("it failed", extra={"transactional_id": secret})
+    text = stream.getvalue()
+    assert "-secret" not in text
+    assert text.count(HIDDEN) >= 4
+    assert not as_json or [json.loads(line)["message"] for line in text.splitlines()][1] == "it failed"

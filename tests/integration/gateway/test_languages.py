@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,6 @@ from tests.support.coordinator import Coordinators, values
 from tests.support.kafka import TopicFactory
 
 ROOT = Path(__file__).parents[3]
-PROTOS = ["gateway", "transaction"]
-GO_PACKAGE = "example.com/orders/oncebox"
 
 
 def program(language: str, address: str, topic: str, suffix: str) -> str:
@@ -23,6 +22,12 @@ def program(language: str, address: str, topic: str, suffix: str) -> str:
     (found,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "gateway.md").read_text(), re.DOTALL)
     found = found.replace("localhost:7171", address).replace('"orders"', f'"{topic}"')
     return re.sub(r'"(python|go|node)-(batches|stream)"', rf'"\1-\2-{suffix}"', found)
+
+
+def protoc_arguments() -> list[str]:
+    """Of the page's only call of protoc."""
+    (found,) = re.findall(r"^protoc (.*?)^```", (ROOT / "docs" / "gateway.md").read_text(), re.DOTALL | re.MULTILINE)
+    return shlex.split(found.replace("\\\n", " "))  # a shell joins such lines
 
 
 def run(*command: str | Path, folder: Path, timeout_s: float = 60, **environment: str) -> str:
@@ -86,17 +91,10 @@ async def test_go(shared_coordinator: Coordinators, new_topic: TopicFactory, tmp
     install("go", "mod", "init", "example.com/orders", folder=tmp_path)
     for tool in ("google.golang.org/protobuf/cmd/protoc-gen-go", "google.golang.org/grpc/cmd/protoc-gen-go-grpc"):
         install("env", f"GOBIN={bin_folder}", "go", "install", f"{tool}@latest", folder=tmp_path)
-    mapped = [f"--{kind}_opt=Moncebox/v1/{name}.proto={GO_PACKAGE}" for name in PROTOS for kind in ("go", "go-grpc")]
-    out = [
-        "--go_out=.",
-        "--go-grpc_out=.",
-        "--go_opt=module=example.com/orders",
-        "--go-grpc_opt=module=example.com/orders",
-    ]
-    protos = [f"oncebox/v1/{name}.proto" for name in PROTOS]
+    (tmp_path / "protos").symlink_to(ROOT / "protos")
     path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
-    protoc = (sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}")
-    await asyncio.to_thread(run, *protoc, *out, *mapped, *protos, folder=tmp_path, PATH=path)
+    protoc = (sys.executable, "-m", "grpc_tools.protoc", *protoc_arguments())
+    await asyncio.to_thread(run, *protoc, folder=tmp_path, PATH=path)
     (tmp_path / "main.go").write_text(program("go", one.addresses[0], topic, topic))
     install("go", "mod", "tidy", folder=tmp_path)
     told = await asyncio.to_thread(run, "go", "run", ".", folder=tmp_path, timeout_s=600)

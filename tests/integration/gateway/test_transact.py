@@ -1,16 +1,20 @@
 """Transact: a producer for any language, on a real broker and a real coordinator, by the generated stubs alone."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
 
 from oncebox.local import LocalKafka
 from oncebox.producer import Producer
+from oncebox.reader.source import list_offsets
 from oncebox.v1 import coordinator_pb2, transaction_pb2
 from oncebox.v1 import gateway_pb2 as pb
 from oncebox.v1.coordinator_pb2_grpc import CoordinatorStub
+from oncebox.wire import LATEST, KafkaSettings, TopicPartition, Wire
+from proof.faults.proxy import Proxy
 from tests.integration.gateway.conftest import Client, client, fresh
 from tests.support.coordinator import Coordinators, read_committed, values
 from tests.support.kafka import TopicFactory, create_topic, paused
@@ -36,6 +40,19 @@ async def until_ended(one: Coordinators, name: str, number: int) -> transaction_
             if outcome.result != transaction_pb2.UNDECIDED:
                 return outcome
             await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def proxied(one: Coordinators) -> AsyncIterator[tuple[Proxy, Client]]:
+    """A stream whose answers can be dropped; in the end its connection is reset."""
+    host, port = one.addresses[0].rsplit(":", 1)
+    async with Proxy((host, int(port))) as proxy:
+        mine = Client(proxy.address)
+        try:
+            yield proxy, mine
+            await proxy.cut()
+        finally:
+            await mine.channel.close()
 
 
 async def test_many_transactions_on_one_stream(one: Coordinators, new_topic: TopicFactory):
@@ -194,17 +211,43 @@ async def test_a_commit_that_was_received_is_carried_out_though_the_stream_is_lo
     one: Coordinators, new_topic: TopicFactory
 ):
     topic, name = new_topic(), fresh("impatient")
-    mine = Client(one.addresses[0])
-    await mine.open(name)
-    number = (await mine.ask(begin=pb.Begin())).number
-    await mine.ask(send=pb.Send(records=[pb.Record(topic=topic, value=b"x")], acknowledge=True))
-    await mine.put(commit=pb.Commit())
-    await mine.lose()
-    outcome = await until_ended(one, name, number)
+    async with proxied(one) as (proxy, mine):
+        await mine.open(name)
+        number = (await mine.ask(begin=pb.Begin())).number
+        await mine.ask(send=pb.Send(records=[pb.Record(topic=topic, value=b"x")], acknowledge=True))
+        proxy.drop(to_client=True)
+        await mine.put(commit=pb.Commit())
+        assert (await until_ended(one, name, number)).result == COMMITTED
     async with client(one) as again:
         told = (await again.open(name, resume_number=number)).outcome
-        assert (told.result, told.number) == (outcome.result, number)
-    assert await seen(one, topic) == ([b"x"] if outcome.result == COMMITTED else [])
+        assert (told.result, told.number) == (COMMITTED, number)
+    assert await seen(one, topic) == [b"x"]
+
+
+async def test_what_was_refused_before_the_stream_was_lost_is_told_to_who_resumes(
+    one: Coordinators, new_topic: TopicFactory
+):
+    """The answers to both are lost: only the second was carried out, and the first must not be taken for that."""
+    topic, name = new_topic(), fresh("deaf")
+    async with proxied(one) as (proxy, mine):
+        await mine.open(name, grace_ms=60_000)
+        number = (await mine.ask(begin=pb.Begin())).number
+        proxy.drop(to_client=True)
+        refused = await mine.put(send=pb.Send(records=[pb.Record(topic="no-such-topic", value=b"1")]))
+        last = await mine.put(send=pb.Send(records=[pb.Record(topic=topic, value=b"2")]))
+        async with Wire(KafkaSettings(bootstrap_servers=one.bootstrap_servers)) as wire, asyncio.timeout(60):
+            where = TopicPartition(topic, 0)
+            while not (await list_offsets(wire, [where], LATEST))[where]:  # noqa: ASYNC110 - the brokers say
+                await asyncio.sleep(0.05)
+    async with client(one) as again:
+        opened = await again.open(name, resume_number=number)
+        assert (opened.resumed, opened.last_request_id) == (True, last)
+        assert [(found.request_id, found.error.code) for found in opened.refused] == [
+            (refused, transaction_pb2.UNKNOWN_TOPIC_OR_PARTITION)
+        ]
+        await again.ask(send=pb.Send(records=[pb.Record(topic=topic, value=b"1")]))
+        assert (await again.ask(commit=pb.Commit())).result == COMMITTED
+    assert await seen(one, topic) == [b"2", b"1"]
 
 
 async def test_what_is_prepared_waits_for_whoever_names_it(one: Coordinators, new_topic: TopicFactory):

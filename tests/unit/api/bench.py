@@ -8,15 +8,21 @@ import grpc
 import pytest
 
 from coordinator.api.errors import DETAILS_KEY
+from coordinator.api.front import address_of
+from coordinator.api.rules import TopicDeniedError
 from coordinator.api.server import Api, Service
 from coordinator.config import CoordinatorSettings
 from coordinator.core.commands import Refused
 from coordinator.core.records import Outcome
-from coordinator.hanging import Hanging, Open, PartitionDescription
+from coordinator.gateway.holders import Holders
+from coordinator.gateway.stream import TransactStream
+from coordinator.hanging import Found, Hanging, PartitionDescription
 from coordinator.peers import PeerServicer
 from coordinator.steady_clock import SteadyClock
+from oncebox.errors import UsageError
 from oncebox.settings import KafkaSection
-from oncebox.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc, status_pb2, transaction_pb2
+from oncebox.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc, gateway_pb2, status_pb2, transaction_pb2
+from oncebox.v1.gateway_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
 from oncebox.v1.peer_pb2_grpc import add_PeersServicer_to_server
 from oncebox.wire import offsets_partition
 from tests.support.memory_calls import MemoryCalls
@@ -28,6 +34,7 @@ class FixedTopics:
     def __init__(self) -> None:
         self.counts = {"orders": 8, "payments": 2, "__consumer_offsets": 50}
         self.hidden: dict[str, int] = {}
+        self.denied: set[str] = set()
         self.stale: set[str] = set()
         self.refreshed: list[frozenset[str]] = []
 
@@ -44,6 +51,8 @@ class FixedTopics:
 
     async def refresh(self, topics: Collection[str]) -> None:
         self.refreshed.append(frozenset(topics))
+        for topic in self.denied.intersection(topics):
+            raise TopicDeniedError(topic)
         # What was asked for may be old again when the answer is here: a slow broker.
         self.counts.update({name: self.hidden[name] for name in topics if name in self.hidden})
 
@@ -52,7 +61,7 @@ class FixedHanging(Hanging):
     """What the search would find, as the test tells it: the search itself is tested on a real broker."""
 
     def __init__(self) -> None:
-        self.found: tuple[Open, ...] | Refused = ()
+        self.found: Found | Refused = Found(hanging=(), unexamined=())
         self.described: PartitionDescription | Refused = PartitionDescription(
             offset_stable=0, offset_high_watermark=0, open=()
         )
@@ -62,9 +71,29 @@ class FixedHanging(Hanging):
         self.asked.append((topic, partition))
         return self.described
 
-    async def find(self, topics: frozenset[str], *, end: bool) -> tuple[Open, ...] | Refused:
+    async def find(self, topics: frozenset[str], *, end: bool) -> Found | Refused:
         self.asked.append((topics, end))
         return self.found
+
+
+class MemoryGateway(GatewayServicer):
+    """The gateway's streams with nothing behind them: what is let through ends where a producer would be made."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self._holders = Holders(self._new_producer, 10)
+
+    def _new_producer(self, request: gateway_pb2.Open, _address: str) -> Any:
+        self.asked.append(request)
+        raise UsageError("nothing is behind it")
+
+    async def Transact(self, _requests: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        stream = TransactStream(context, address_of(context), self._holders, window_bytes=1_024, grace_max_ms=0)
+        await stream.run()
+
+    async def CommitBatch(self, request: gateway_pb2.CommitBatchRequest, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        return gateway_pb2.CommitBatchResponse()
 
 
 class Bench:
@@ -77,6 +106,7 @@ class Bench:
         self.topics = FixedTopics()
         self.hanging = FixedHanging()
         self.peers = PeerServicer("memory", "here:1", list)
+        self.gateway = MemoryGateway()
         self.feed: dict[tuple[str, int], Outcome] = {}
         # Of the last transaction begun.
         self.grant = transaction_pb2.Grant()
@@ -93,7 +123,10 @@ class Bench:
             find_in_feed=self._find_in_feed,
             hanging=self.hanging,
             now_ms=SteadyClock().now_ms,
-            services=[Service("oncebox.v1.Peers", lambda server: add_PeersServicer_to_server(self.peers, server))],
+            services=[
+                Service("oncebox.v1.Peers", lambda server: add_PeersServicer_to_server(self.peers, server)),
+                Service("oncebox.v1.Gateway", lambda server: add_GatewayServicer_to_server(self.gateway, server)),
+            ],
         )
 
     async def stop(self) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+CONNECT_TIMEOUT_MS = 20_000
 RULES = """\
 rules:
   - principals: ["cert:owner", "token:owner"]
@@ -69,7 +70,9 @@ class Ground:
 
     def channel(self, pair: Pair | None = None, **fields: Any) -> SecureChannel:
         shown = {"certificate_location": str(pair.certificate), "key_location": str(pair.key)} if pair else {}
-        return SecureChannel(**{"ca_location": str(self.authority.ca), **shown, **fields})
+        # Nobody here tries again, as producers do: a busy machine gets the time that it takes.
+        given = {"ca_location": str(self.authority.ca), "connect_timeout_ms": CONNECT_TIMEOUT_MS, **shown, **fields}
+        return SecureChannel(**given)
 
     @asynccontextmanager
     async def serving(self, channel: Any = None, **fields: Any) -> AsyncIterator[Bench]:

@@ -17,6 +17,7 @@ from oncebox.status import error_of_call
 from oncebox.v1 import admin_pb2, coordinator_pb2, gateway_pb2, peer_pb2, peer_pb2_grpc, transaction_pb2
 from oncebox.v1.admin_pb2_grpc import AdminStub
 from oncebox.v1.coordinator_pb2_grpc import CoordinatorStub
+from oncebox.v1.gateway_pb2_grpc import GatewayStub
 from tests.unit.api.bench import Bench, commit, on, refused_by, written
 from tests.unit.api.secure import Ground
 
@@ -58,6 +59,12 @@ UNARY: dict[str, tuple[Any, set[str]]] = {
     "Admin/DescribePartition": (admin_pb2.DescribePartitionRequest(topic="orders"), {"operator", "admin"}),
     "Admin/FindHanging": (admin_pb2.FindHangingRequest(), {"operator", "admin"}),
     "Peers/ListOpen": (peer_pb2.ListOpenRequest(), {"instance"}),
+    "Gateway/CommitBatch": (
+        gateway_pb2.CommitBatchRequest(
+            transactional_id=A, request_id="r", records=[gateway_pb2.Record(topic="orders", value=b"")]
+        ),
+        OWNER,
+    ),
 }
 STREAMS: dict[str, tuple[Any, set[str]]] = {
     "Admin/WatchTransactions": (admin_pb2.WatchTransactionsRequest(), {"operator", "admin"}),
@@ -72,6 +79,19 @@ MESSAGES: dict[str, tuple[Any, set[str]]] = {
     "get_outcome": UNARY["Coordinator/GetOutcome"],
     "heartbeat": (pb.Heartbeat(transactional_id=A, grant=GRANT), OWNER),
 }
+# Of a Transact stream. What needs no right of its own is about what `open` has opened.
+GATEWAY: dict[str, tuple[Any, set[str]]] = {
+    "open": (gateway_pb2.Open(transactional_id=A), OWNER),
+    "begin": (gateway_pb2.Begin(), {*CALLERS}),
+    "send": (
+        gateway_pb2.Send(records=[gateway_pb2.Record(topic="orders", value=b"")]),
+        {*OWNER, "neighbour", "suspended"},
+    ),
+    "send_offsets": (gateway_pb2.SendOffsets(offsets=GROUP_OFFSETS), OWNER),
+    "prepare": (gateway_pb2.PrepareTransaction(), {*CALLERS}),
+    "commit": (gateway_pb2.Commit(), {*CALLERS}),
+    "abort": (gateway_pb2.AbortTransaction(), {*CALLERS}),
+}
 DENIALS = {"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
 
 
@@ -80,9 +100,20 @@ class Callers:
         self.bench = bench
         self.channels = {name: ground.caller(name)(bench.api.address) for name in CALLERS}
 
+    @property
+    def made(self) -> int:
+        """How much was asked of what is behind the gate."""
+        bench = self.bench
+        return len(bench.calls.calls_made) + len(bench.hanging.asked) + len(bench.gateway.asked)
+
     def stub(self, name: str, method: str) -> Any:
         service, call = method.split("/")
-        kinds: dict[str, Any] = {"Coordinator": CoordinatorStub, "Admin": AdminStub, "Peers": peer_pb2_grpc.PeersStub}
+        kinds: dict[str, Any] = {
+            "Coordinator": CoordinatorStub,
+            "Admin": AdminStub,
+            "Peers": peer_pb2_grpc.PeersStub,
+            "Gateway": GatewayStub,
+        }
         return getattr(kinds[service](self.channels[name]), call)
 
 
@@ -120,23 +151,23 @@ def test_the_tables_name_every_method_there_is():
         for method in service.methods
     }
     assert {f"/oncebox.v1.{name}" for name in described} == set(auth.METHODS)
-    assert described == {*UNARY, *STREAMS, "Coordinator/Session", "Gateway/Transact", "Gateway/CommitBatch"}
+    assert described == {*UNARY, *STREAMS, "Coordinator/Session", "Gateway/Transact"}
     kinds = {field.name for field in pb.SessionRequest.DESCRIPTOR.oneofs_by_name["request"].fields}
     assert kinds == set(MESSAGES) == set(auth.SESSION)
     gateway = {field.name for field in gateway_pb2.TransactRequest.DESCRIPTOR.oneofs_by_name["request"].fields}
-    assert gateway == set(auth.GATEWAY)
+    assert gateway == set(GATEWAY) == set(auth.GATEWAY)
 
 
 @pytest.mark.parametrize("method", sorted(UNARY))
 async def test_unary_calls(callers: Callers, method: str):
     request, allowed = UNARY[method]
     for caller in CALLERS:
-        made = len(callers.bench.calls.calls_made) + len(callers.bench.hanging.asked)
+        made = callers.made
         denied = await denial(callers.stub(caller, method)(request))
         assert (denied is None) == (caller in allowed), f"{method} by {caller}: {denied}"
         if denied:
             assert denied in DENIALS
-            assert made == len(callers.bench.calls.calls_made) + len(callers.bench.hanging.asked)
+            assert made == callers.made
 
 
 @pytest.mark.parametrize("method", sorted(STREAMS))
@@ -162,6 +193,21 @@ async def test_messages_of_a_session(callers: Callers, kind: str):
         assert denied == (caller not in allowed), f"{kind} by {caller}: {response}"
         assert not denied or made == len(callers.bench.calls.calls_made)
         session.cancel()
+
+
+@pytest.mark.parametrize("kind", sorted(GATEWAY))
+async def test_messages_of_a_gateways_stream(callers: Callers, kind: str):
+    """Here, too, opening one needs an identity alone."""
+    message, allowed = GATEWAY[kind]
+    for caller in CALLERS:
+        made = callers.made
+        stream = callers.stub(caller, "Gateway/Transact")()
+        await stream.write(gateway_pb2.TransactRequest(request_id=1, **{kind: message}))
+        response = await stream.read()
+        denied = name_of(response.error).endswith("_AUTHORIZATION_FAILED")
+        assert denied == (caller not in allowed), f"{kind} by {caller}: {response}"
+        assert callers.made - made == (kind == "open" and not denied)
+        stream.cancel()
 
 
 async def test_ending_what_hangs_needs_more_than_looking_for_it(callers: Callers):

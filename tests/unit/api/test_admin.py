@@ -7,9 +7,10 @@ import pytest
 
 from coordinator.core.commands import ErrorCode, Refused
 from coordinator.core.records import Result
-from coordinator.hanging import Kind, Open, PartitionDescription
+from coordinator.hanging import Found, Kind, Open, PartitionDescription, Unexamined
 from oncebox.v1 import admin_pb2 as pb
 from oncebox.v1 import coordinator_pb2, transaction_pb2
+from oncebox.wire import TopicPartition
 from tests.unit.api.bench import Bench, abort, code_of, commit, eventually, on, refused_by, written
 
 
@@ -250,10 +251,12 @@ async def test_describe_partition(bench: Bench):
 
 
 async def test_find_hanging(bench: Bench):
-    bench.hanging.found = (HANGING,)
+    there = Unexamined(TopicPartition("orders", 5), "it has no leader")
+    bench.hanging.found = Found(hanging=(HANGING,), unexamined=(there,))
     response = await bench.admin.FindHanging(pb.FindHangingRequest(topics=["orders"], end=True))
     assert bench.hanging.asked == [({"orders"}, True)]
     assert response.hanging[0].kind == pb.OpenTransaction.HANGING
+    assert list(response.unexamined) == [pb.UnexaminedPartition(topic="orders", partition=5, why="it has no leader")]
     assert await code_of(bench.admin.FindHanging(pb.FindHangingRequest(topics=[""]))) == "INVALID_TOPIC_EXCEPTION"
     many = pb.FindHangingRequest(topics=["t"] * 1_001)
     assert await code_of(bench.admin.FindHanging(many)) == "INVALID_REQUEST"

@@ -81,6 +81,15 @@ async def test_partitions_that_cannot_be_registered(unchanged: Bench, topic, par
     assert await code_of(unchanged.coordinator.AddPartitions(request)) == code
 
 
+async def test_a_topic_that_kafka_does_not_let_us_see(unchanged: Bench):
+    unchanged.topics.denied.add("secret")
+    request = pb.AddPartitionsRequest(transactional_id="tid", grant=unchanged.grant, partitions=[on("secret", 0)])
+    status, error = await refused_by(unchanged.coordinator.AddPartitions(request))
+    assert status is grpc.StatusCode.PERMISSION_DENIED
+    assert (error.code, error.retriable) == (transaction_pb2.TOPIC_AUTHORIZATION_FAILED, False)
+    assert "its principal needs Describe there" in error.message
+
+
 async def test_a_commit_may_not_name_what_was_not_registered(unchanged: Bench):
     for entry in [written("orders", 5), written("__consumer_offsets", 0), written("payments", -1)]:
         assert await code_of(unchanged.coordinator.End(commit(unchanged.grant, entry))) == "INVALID_REQUEST"

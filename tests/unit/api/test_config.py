@@ -38,6 +38,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch):
     ("flags", "told"),
     [
         ({"listen_host": "0.0.0.0"}, "insecure_listen"),
+        ({"http_host": "0.0.0.0"}, "http_host 0.0.0.0 is reachable from other machines"),
         ({"listen_host": "10.0.0.1", "tls": {"certificate_location": __file__, "key_location": __file__}}, "identity"),
         ({"tokens": {"keys_location": __file__, "audience": "a", "issuer": "i"}}, "tokens need tls"),
         ({"rules_location": __file__}, "know who calls"),

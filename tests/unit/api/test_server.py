@@ -136,6 +136,14 @@ async def test_a_port_in_use_is_told(bench: Bench):
         Api(settings_for_tests().model_copy(update={"listen_port": bench.api.port}))
 
 
+async def test_a_port_in_use_for_http_is_told(bench: Bench):
+    """Also where the rest of it listens already."""
+    other = Bench(settings_for_tests().model_copy(update={"http_port": bench.api.http_port}))
+    with pytest.raises(PortTakenError, match=f"127.0.0.1:{bench.api.http_port} for HTTP.* Set http_port to another"):
+        await other.start()
+    await other.stop()
+
+
 async def test_the_address_for_others():
     api = Api(settings_for_tests(advertised_address="coordinator.example:7171"))
     assert api.address == "coordinator.example:7171"

@@ -51,6 +51,13 @@ TOPICS = {plan.topic: topic(plan.config) for plan in plans(OWN)}
 FIT = ClusterFacts(brokers={1: BROKER, 2: BROKER, 3: BROKER}, unanswered={}, topics=TOPICS)
 
 
+def test_a_group_that_we_may_not_join_is_a_problem_with_its_command() -> None:
+    finding = only(replace(FIT, may_use_group=False))
+    assert finding.severity is Severity.PROBLEM
+    (command,) = finding.mend
+    assert command.endswith("--operation Read --group oncebox.log.leaders")
+
+
 def with_broker_2(**changes: Any) -> ClusterFacts:
     return replace(FIT, brokers={**FIT.brokers, 2: replace(BROKER, **changes)})
 
