@@ -18,7 +18,7 @@ from psycopg import sql
 from relay.outbox.config import OutboxSettings
 from relay.outbox.database import SQL, Database, Identity, Noted, connect, table_of
 from relay.outbox.plan import Piece, Row
-from relay.outbox.token import COMMIT_SEQ, Facts, StopError
+from relay.outbox.token import COMMIT_SEQ, RESYNC, Facts, StopError
 
 FLUSH_POLL_S = 0.005
 FLUSH_S = 30.0
@@ -38,6 +38,7 @@ class CommitSeqSource:
 
     async def facts(self, identity: Identity, noted: Noted) -> Facts:
         self._select = await self._statement()
+        await self._check_trigger()
         (newest,) = await self._database.one("commit_seq_newest")
         return Facts(
             system_identifier=identity.system_identifier,
@@ -70,6 +71,22 @@ class CommitSeqSource:
             "SELECT {columns}, place FROM unnest(%s::xid8[]) WITH ORDINALITY AS found (transaction_id, place) "
             "JOIN {table} ON oncebox_transaction = transaction_id ORDER BY place, oncebox_number"
         ).format(columns=sql.SQL(", ").join(columns), table=table_of(settings))
+
+    async def _check_trigger(self) -> None:
+        """What has no number is not found, and nobody would miss it."""
+        table = self._table_name()
+        numbers_all = await self._database.one("commit_seq_trigger", table=table)
+        if numbers_all is None or not numbers_all[0]:
+            raise StopError(
+                f"the trigger oncebox_outbox_commit_seq on {table} is gone, or is or was switched off: rows written "
+                f"meanwhile have no number, and are not found. Run oncebox outbox init, then {RESYNC}"
+            )
+        (parts,) = await self._database.one("commit_seq_parts", table=table)
+        if parts:
+            raise StopError(
+                f"{table} has partitions, or tables that inherit from it, and their rows have no number here: use "
+                "source: logical, or a table without"
+            )
 
     async def mark(self) -> int:
         (lsn,) = await self._database.one("flush_lsn")
@@ -115,6 +132,7 @@ class CommitSeqSource:
 
     async def watch(self) -> None:
         """Keeps nothing of the log."""
+        await self._check_trigger()
 
     async def close(self) -> None:
         if self._reader is not None:

@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from oncebox.channels import SecureChannel
 from oncebox.session import OpenChannel, open_plain_channel
-from oncebox.settings import KafkaSection, PostgresSection, Section, ServiceSettings
+from oncebox.settings import KafkaSection, PostgresSection, Section, ServiceSettings, is_loopback
 from relay.outbox.mapping import TOPIC, TYPE_FIELD, MappingSettings
 from relay.outbox.plan import ColumnNames
 
@@ -43,12 +43,17 @@ RelayName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,63}$")]
 class ColumnsSection(Section):
     """How the table calls its columns."""
 
+    # Becomes the header `id_header`.
     id: Identifier = "id"
+    # Chooses the topic.
     aggregatetype: Identifier = "aggregatetype"
+    # Becomes the key.
     aggregateid: Identifier = "aggregateid"
+    # Becomes the value: jsonb, json, text or bytea.
     payload: Identifier = "payload"
-    # Optional in the table: not there, not sent.
+    # Becomes the header `type_header`. Optional in the table: not there, not sent.
     type: Identifier = "type"
+    # A JSON object that becomes headers. Likewise optional.
     headers: Identifier = "headers"
 
     def names(self) -> ColumnNames:
@@ -58,10 +63,15 @@ class ColumnsSection(Section):
 class ChannelSection(Section):
     """TLS and identity on the way to the coordinators. The fields of oncebox.SecureChannel, and mean the same."""
 
+    # Who signs the coordinators' certificates; empty: the system's authorities.
     ca_location: FilePath | None = None
+    # The relay's own, where coordinators ask for one.
     certificate_location: FilePath | None = None
+    # Its key.
     key_location: FilePath | None = None
+    # A file with a bearer token, read anew when it changes.
     token_location: FilePath | None = None
+    # The name in the coordinators' certificates, where it is not the one in their addresses.
     server_name: str | None = None
 
 
@@ -77,33 +87,44 @@ class OutboxSettings(ServiceSettings):
 
     # Names the relay, its row in oncebox.outbox_relay, and (as outbox-<name>) its transactional id.
     name: RelayName = "default"
+    # Of the outbox table.
     table_schema: Identifier = "public"
+    # The outbox table.
     table: Identifier = "outbox"
     columns: ColumnsSection = ColumnsSection()
     # logical: the write-ahead log is decoded. commit_seq: where wal_level=logical is not to be had (see the guide).
     source: Literal["logical", "commit_seq"] = "logical"
+    # Made by `oncebox outbox init`, and read by this relay alone.
     slot: Annotated[str, AfterValidator(_slot_name)] = "oncebox_outbox"
+    # Made by `oncebox outbox init`: the inserts of the outbox table.
     publication: Identifier = "oncebox_outbox"
     # Transactional messages of pg_logical_emit_message with this prefix are published too; empty: none.
     message_prefix: str = "outbox"
 
+    # Where a row goes; {aggregatetype} is replaced by its own.
     topic: Annotated[str, AfterValidator(_topic_template)] = f"outbox.event.{TYPE_FIELD}"
+    # The header with the row's id.
     id_header: Annotated[str, Field(min_length=1)] = "id"
+    # The header with the row's type; empty: none.
     type_header: str = "type"
+    # An empty payload deletes, as NULL does.
     empty_is_tombstone: bool = False
 
     # stop: the relay ends and says which row it is. park: its transaction, and later ones with a key of it, are kept
     # in oncebox.outbox_parked.
     bad_row: Literal["stop", "park"] = "stop"
+    # Of all that are parked at a time: with more it stops.
     parked_rows_max: Count = 10_000
     # keep: rows are the service's to delete. delete: the relay does it once they are published.
     cleanup: Literal["keep", "delete"] = "keep"
 
-    # Whole database transactions share a Kafka transaction until it holds as many rows or bytes.
+    # Whole database transactions share a Kafka transaction until it holds so many rows.
     group_rows_max: Count = 10_000
+    # Or so many bytes.
     group_bytes_max: Count = 8 * 1024 * 1024
     # Of one look at the slot; a transaction larger than this is still read whole.
     changes_max: Annotated[int, Field(gt=0, lt=2**31)] = 60_000
+    # Rows that are fetched from the database at a time.
     slice_rows: Count = 5_000
     # Between two looks, unless there is more than one of them shows. Shorter: rows come sooner, in more transactions.
     poll_ms: Milliseconds = 5
@@ -114,13 +135,17 @@ class OutboxSettings(ServiceSettings):
     # A relay that leads and has shown no sign of life for so long is put out by one that stands by.
     takeover_ms: Milliseconds = 10_000
 
-    # Told in the log and as metrics, before disks fill.
+    # A slot that keeps more of the log is told in the log of the relay, before disks fill.
     slot_warn_bytes: Count = 1024 * 1024 * 1024
+    # So is a transaction that has written and stays open for longer.
     writer_warn_s: Count = 300
 
     # Metrics over HTTP; absent: none, 0: any free port.
     http_port: Port | None = None
+    # Loopback unless asked for more: it is plain HTTP, without an identity of callers.
     http_host: str = "127.0.0.1"
+    # Listening beyond this machine must be meant.
+    insecure_listen: bool = False
     # Read anew on SIGHUP.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     # One JSON object a line, with the transaction's id and number as fields; or text for people.
@@ -130,6 +155,11 @@ class OutboxSettings(ServiceSettings):
     def _whole(self) -> Self:
         if self.source == "commit_seq" and self.table_schema == "oncebox":
             raise ValueError("the schema oncebox is the relay's own: the outbox table belongs into another")
+        if self.http_port is not None and not is_loopback(self.http_host) and not self.insecure_listen:
+            raise ValueError(
+                f"http_host {self.http_host} is reachable from other machines over plain HTTP: listen on 127.0.0.1, "
+                "or set insecure_listen if the network is trusted"
+            )
         return self
 
     @property

@@ -72,6 +72,7 @@ class Parked:
     """What is parked: the transactions, and the keys that later ones wait behind."""
 
     positions: set[int]
+    rows: int
     keys: set[tuple[bytes | None, bytes | None]]
     is_retry_asked: bool
 
@@ -87,7 +88,13 @@ class Retry:
 
 
 async def connect(dsn: str) -> psycopg.AsyncConnection[Any]:
-    return await psycopg.AsyncConnection.connect(dsn, autocommit=True, **CONNECTION)  # type: ignore[arg-type]
+    connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **CONNECTION)  # type: ignore[arg-type]
+    try:
+        await connection.execute(SQL["commit_durably"])
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
 
 
 class Database:
@@ -204,6 +211,7 @@ class Database:
         rows = await cursor.fetchall()
         return Parked(
             positions={int(position) for position, _, _, _ in rows},
+            rows=len(rows),
             keys={(kind, key) for _, kind, key, _ in rows},
             is_retry_asked=any(is_asked for *_, is_asked in rows),
         )

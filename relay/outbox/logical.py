@@ -138,11 +138,18 @@ class LogicalSource:
                 f"the publication {settings.publication} does not exist: run oncebox outbox init; if it was there "
                 f"before, {RESYNC}"
             )
-        if not found[0]:
+        has_inserts, row_filter = found
+        if not has_inserts:
             raise StopError(
                 f"the publication {settings.publication} does not have the inserts of {settings.table_schema}."
                 f"{settings.table}: rows written meanwhile are not decoded. ALTER PUBLICATION … ADD TABLE … (or SET "
                 f"(publish = 'insert')), then {RESYNC}"
+            )
+        if row_filter is not None:
+            raise StopError(
+                f"the publication {settings.publication} has only rows of {settings.table_schema}.{settings.table} "
+                f"with {row_filter}: others are not decoded. ALTER PUBLICATION … SET TABLE … without WHERE, then "
+                f"{RESYNC}"
             )
 
     async def mark(self) -> int:

@@ -29,6 +29,8 @@ DELETED_AT_ONCE_MAX = 50_000
 # the server as much as some hundred rows.
 SHOWN_AGAIN_ROWS = 128
 
+BEHIND = "waits behind a parked row of its key"
+
 Step = Callable[[str], None]
 
 
@@ -103,6 +105,7 @@ class Publisher:
         self._failed: Transaction | None = None
         self._bad: dict[int, BadRowError] = {}
         self._parked: set[int] = set()
+        self._parked_rows = 0
         self._held: set[tuple[bytes | None, bytes | None]] = set()
         self._is_retry_asked = False
         # Rows of the transaction that is being parked, which may come in several pieces.
@@ -127,6 +130,7 @@ class Publisher:
         """At the start, and since: an operator may have discarded them, or want them published."""
         found = await self._database.parked()
         self._parked, self._held, self._is_retry_asked = found.positions, found.keys, found.is_retry_asked
+        self._parked_rows = found.rows
 
     @property
     def has_parked(self) -> bool:
@@ -211,8 +215,8 @@ class Publisher:
     # --- a transaction of the database --------------------------------------------------------------------------------
 
     async def _take(self, piece: Piece) -> None:
-        group = self._group
-        if self._is_aside(piece):
+        group, is_aside = self._group, self._is_aside(piece)
+        if is_aside:
             await self._put_aside(piece)
         elif piece.rows:
             await self._send(piece)
@@ -224,7 +228,7 @@ class Publisher:
                 group.to_delete = None
         if piece.end is not None:
             group.position, group.end, group.commit_time_us = piece.position, piece.end, piece.commit_time_us
-            group.transactions += 1
+            group.transactions += not is_aside
 
     def _is_aside(self, piece: Piece) -> bool:
         """A later transaction with a key of a parked one waits behind it, so that each key keeps its order."""
@@ -281,23 +285,38 @@ class Publisher:
         if bad is None and piece.position not in self._parked and not self._parking:
             await self._check_held(piece)
         self._parking += piece.rows
-        if len(self._parking) > self._settings.parked_rows_max:
-            raise StopError(f"more than {self._settings.parked_rows_max} rows would be parked; the reason: {bad}")
+        if piece.position not in self._parked:
+            await self._check_room(bad)
         if piece.end is None:
             return
         rows, self._parking = self._parking, []
         if piece.position not in self._parked:
-            reason = bad.reason if bad else "waits behind a parked row of its key"
+            reason = bad.reason if bad else BEHIND
             self._on_step("before park")
             await self._database.park(piece.position, rows, reason)
             self._on_step("after park")
             self.counters.parked_rows += len(rows)
+            self._parked_rows += len(rows)
             named = {"transactional_id": self._settings.transactional_id}
             logger.warning(
                 "parked a transaction of %s rows at %s: %s", len(rows), piece.position, bad or reason, extra=named
             )
         self._parked.add(piece.position)
         self._held.update((row.aggregatetype, row.aggregateid) for row in rows)
+
+    async def _check_room(self, bad: BadRowError | None) -> None:
+        """Of all that are parked, not of one transaction: a key that stays bad parks whatever follows."""
+        rows_max = self._settings.parked_rows_max
+        if self._parked_rows + len(self._parking) <= rows_max:
+            return
+        # Some may have been let go since.
+        await self.reload_parked()
+        if self._parked_rows + len(self._parking) > rows_max:
+            await self._commit()
+            raise StopError(
+                f"more than {rows_max} rows would be parked (parked_rows_max), {self._parked_rows} are: settle them "
+                f"(oncebox outbox parked); the reason for the next: {bad or BEHIND}"
+            )
 
     async def _check_held(self, piece: Piece) -> None:
         """What it waits behind may have been let go since: then it is looked at once more."""

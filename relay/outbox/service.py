@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from prometheus_client import start_http_server
 
 from oncebox import logs
+from oncebox.settings import SettingsError
 from relay.outbox.config import OutboxSettings
 from relay.outbox.publisher import Step, no_step
 from relay.outbox.relay import OutboxRelay
@@ -26,7 +27,13 @@ async def run(settings: OutboxSettings, read: ReadSettings, *, on_step: Step = n
     with ExitStack() as leaving:
         told = ""
         if settings.http_port is not None:
-            server, thread = start_http_server(settings.http_port, settings.http_host, relay.metrics.registry)
+            try:
+                server, thread = start_http_server(settings.http_port, settings.http_host, relay.metrics.registry)
+            except OSError as error:
+                raise SettingsError(
+                    f"cannot listen on {settings.http_host}:{settings.http_port} for metrics ({error.strerror}): "
+                    "set http_port to another, or to 0 for any free one"
+                ) from error
             leaving.callback(thread.join)
             leaving.callback(server.server_close)
             leaving.callback(server.shutdown)

@@ -12,6 +12,7 @@ from psycopg import sql
 from oncebox.atomic_schema import ATOMIC_SCHEMA
 from oncebox.queries import queries
 from relay.outbox.config import OutboxSettings
+from relay.outbox.database import SQL as ASKED
 from relay.outbox.database import connect, table_of
 from relay.outbox.token import COMMIT_SEQ
 
@@ -51,8 +52,8 @@ async def missing(settings: OutboxSettings, connection: psycopg.AsyncConnection[
         if not await _one(connection, in_slots, settings.slot, there=True):
             found.append(_statement("the slot (waits for transactions that are open now)", "slot", settings))
     else:
-        triggers = "SELECT FROM pg_trigger WHERE tgname = 'oncebox_outbox_commit_seq' AND tgrelid = to_regclass(%s)"
-        if not await _one(connection, triggers, table_name, there=True):
+        numbers_all = await (await connection.execute(ASKED["commit_seq_trigger"], {"table": table_name})).fetchone()
+        if numbers_all is None or not numbers_all[0]:
             found.append(_statement("the numbering of commits", "commit_seq", settings))
     found.append(_statement("the relay's entry", "register", settings))
     return found

@@ -1,5 +1,11 @@
 -- What a running relay asks and tells.
 
+-- name: commit_durably
+-- Kafka is told of parked rows and fences, which a crash of this server must not undo. Whatever else role, database or
+-- server ask for stays; `off` alone is overruled.
+SELECT set_config('synchronous_commit', CASE setting WHEN 'off' THEN 'on' ELSE setting END, false)
+FROM current_setting('synchronous_commit') setting
+
 -- name: try_lead
 SELECT pg_try_advisory_lock(hashtextextended('oncebox.outbox_relay.' || %(name)s, 0))
 
@@ -42,11 +48,13 @@ SELECT plugin, database = current_database(), active_pid, confirmed_flush_lsn - 
 FROM pg_replication_slots WHERE slot_name = %(slot)s
 
 -- name: is_published
--- Whether the inserts of the table come with the publication; no row: there is none.
-SELECT pubinsert AND EXISTS (
-    SELECT FROM pg_publication_tables t
-    WHERE t.pubname = p.pubname AND schemaname = %(schema)s AND tablename = %(table)s)
-FROM pg_publication p WHERE pubname = %(publication)s
+-- Whether the inserts of the table come with the publication, and which of them; no row: there is none. (Before
+-- PostgreSQL 15 there are no filters, nor a column for them.)
+SELECT pubinsert AND t.tablename IS NOT NULL, to_jsonb(t) ->> 'rowfilter'
+FROM pg_publication p
+LEFT JOIN pg_publication_tables t
+    ON t.pubname = p.pubname AND t.schemaname = %(schema)s AND t.tablename = %(table)s
+WHERE p.pubname = %(publication)s
 
 -- name: flush_lsn
 SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn
@@ -149,6 +157,16 @@ ORDER BY r.name
 
 -- name: insert_lsn
 SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn
+
+-- name: commit_seq_trigger
+-- ENABLE ALWAYS, as init makes it: in a session of a replica, too, each row counts; and DISABLE TRIGGER ALL with ENABLE
+-- TRIGGER ALL, as of a bulk load whose rows have no number, leaves another mark.
+SELECT tgenabled = 'A' AND tgqual IS NULL AND tgfoid = to_regproc('oncebox.outbox_give_commit_seq')
+FROM pg_trigger WHERE tgname = 'oncebox_outbox_commit_seq' AND tgrelid = to_regclass(%(table)s)
+
+-- name: commit_seq_parts
+-- Tables whose rows are this one's, and whose inserts its trigger does not see, or takes for another table's.
+SELECT count(*) FROM pg_inherits WHERE inhparent = %(table)s::regclass
 
 -- name: commit_seq_newest
 SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM oncebox.outbox_commit_seq

@@ -97,5 +97,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
+DROP TRIGGER IF EXISTS oncebox_outbox_commit_seq ON {table};
 CREATE CONSTRAINT TRIGGER oncebox_outbox_commit_seq AFTER INSERT ON {table}
 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION oncebox.outbox_give_commit_seq();
+-- Whoever switches triggers off and on again leaves a mark by which the relay knows.
+ALTER TABLE {table} ENABLE ALWAYS TRIGGER oncebox_outbox_commit_seq;

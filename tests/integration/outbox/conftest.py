@@ -58,7 +58,7 @@ class Outbox:
         settings = self.settings(**given)
         async with await self.connect() as connection:
             await connection.execute(
-                "CREATE TABLE IF NOT EXISTS outbox (id bigint PRIMARY KEY, aggregatetype text NOT NULL, "
+                "CREATE TABLE IF NOT EXISTS public.outbox (id bigint PRIMARY KEY, aggregatetype text NOT NULL, "
                 "aggregateid text NOT NULL, type text, payload jsonb, headers jsonb, "
                 "created_at timestamptz NOT NULL DEFAULT now())"
             )
@@ -150,9 +150,10 @@ class Outbox:
 
 
 @pytest.fixture
-def outbox(database: str, shared_coordinator: Coordinators) -> Iterator[Outbox]:
+def outbox(request: pytest.FixtureRequest, database: str, shared_coordinator: Coordinators) -> Iterator[Outbox]:
+    """Its topic has one partition, or as many as the test asks for."""
     made = Outbox(dsn=database, one=shared_coordinator)
-    create_topic(shared_coordinator.bootstrap_servers, made.topic)
+    create_topic(shared_coordinator.bootstrap_servers, made.topic, partitions=getattr(request, "param", 1))
     yield made
     with psycopg.connect(database, autocommit=True) as connection:
         # A database with a slot cannot be dropped, nor a slot that a relay's session, though killed, still holds.

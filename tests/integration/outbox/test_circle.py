@@ -1,6 +1,7 @@
 """Database → Kafka → database: the second one is at every instant a state that the first one really had."""
 
 import asyncio
+import itertools
 import json
 import threading
 import uuid
@@ -16,13 +17,17 @@ from psycopg import sql
 from oncebox.local import LocalPostgres
 from tests.integration.outbox.conftest import Outbox
 from tests.integration.outbox.test_kill import process
+from tests.support.coordinator import read_committed
 from tests.support.postgres import run
 from tests.support.relay import GUARD, Relays
 
-ACCOUNTS = [f"account-{number}" for number in range(6)]
+ACCOUNTS = [f"account-{number}" for number in range(8)]
 START = 100
+WRITERS = 4
+PARTITIONS = 4
 VERSION = "version"
 STATE = "SELECT jsonb_object_agg(id, amount) FROM copy"
+CHANGE = "UPDATE account SET amount = amount + %s WHERE id = %s RETURNING amount"
 TELL = "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, %s, %s, 'changed', %s)"
 
 State = dict[str, int]
@@ -42,32 +47,64 @@ def copy(postgres: LocalPostgres, outbox: Outbox, tmp_path: Path) -> Iterator[Re
 
 
 class Bank:
-    """Transfers in the first database; remembers the state after each commit, by its version."""
+    """Transfers in the first database, by writers that overlap; remembers what each commit changed, by its version.
+
+    A transaction takes its version last, and holds that row until it has committed: so versions are in the order of
+    commits, though not in that of beginnings, nor of the rows in the log.
+    """
 
     def __init__(self, outbox: Outbox) -> None:
-        self.states: dict[int, State] = {}
+        self._changes: dict[int, State] = {}
         self._outbox = outbox
         self._random = Random(3)
-        self._now: State = {}
-        self._row = 0
+        self._rows = itertools.count()
 
     async def open(self) -> None:
-        await self._write({**dict.fromkeys(ACCOUNTS, START), VERSION: 1})
+        async with await self._outbox.connect(autocommit=False) as connection:
+            await connection.execute("CREATE TABLE account (id text PRIMARY KEY, amount bigint NOT NULL)")
+            for account in (*ACCOUNTS, VERSION):
+                await connection.execute("INSERT INTO account VALUES (%s, 0)", [account])
+            changes = {account: await self._add(connection, account, START) for account in ACCOUNTS}
+            changes[VERSION] = await self._add(connection, VERSION, 1)
+        self._changes[1] = changes
 
     async def transfer(self, count: int) -> None:
-        for _ in range(count):
-            source, target = self._random.sample(ACCOUNTS, 2)
-            amount, now = self._random.randint(1, 9), self._now
-            await self._write({source: now[source] - amount, target: now[target] + amount, VERSION: now[VERSION] + 1})
+        """As many by each of some writers; and one that begins before all of them and commits after."""
+        apart, *free = self._random.sample(ACCOUNTS, len(ACCOUNTS))
+        async with await self._outbox.connect(autocommit=False) as early:
+            changes = {apart: await self._add(early, apart, 0)}
+            await asyncio.gather(*(self._transfer_often(count, free) for _ in range(WRITERS)))
+            await self._commit(early, changes)
 
-    async def _write(self, changes: State) -> None:
+    async def _transfer_often(self, count: int, accounts: list[str]) -> None:
         async with await self._outbox.connect(autocommit=False) as connection:
-            for account, amount in changes.items():
-                self._row += 1
-                payload = json.dumps({"id": account, "amount": amount})
-                await connection.execute(TELL, [self._row, self._outbox.suffix, account, payload])
-        self._now = self._now | changes
-        self.states[self._now[VERSION]] = self._now
+            for _ in range(count):
+                # In one order, so that no two wait for each other.
+                source, target = sorted(self._random.sample(accounts, 2))
+                amount = self._random.randint(-9, 9)
+                changes = {source: await self._add(connection, source, -amount)}
+                changes[target] = await self._add(connection, target, amount)
+                await self._commit(connection, changes)
+
+    async def _commit(self, connection: Any, changes: State) -> None:
+        version = await self._add(connection, VERSION, 1)
+        await connection.commit()
+        self._changes[version] = changes | {VERSION: version}
+
+    async def _add(self, connection: Any, account: str, amount: int) -> int:
+        changed = await connection.execute(CHANGE, [amount, account])
+        (now,) = await changed.fetchone()
+        payload = json.dumps({"id": account, "amount": now})
+        await connection.execute(TELL, [next(self._rows), self._outbox.suffix, account, payload])
+        return int(now)
+
+    def states(self) -> dict[int, State]:
+        """After each commit."""
+        found, now = {}, State()
+        for version in sorted(self._changes):
+            now = now | self._changes[version]
+            found[version] = now
+        return found
 
 
 class Watcher(threading.Thread):
@@ -87,6 +124,7 @@ class Watcher(threading.Thread):
                     self.seen.append(state)
 
 
+@pytest.mark.parametrize("outbox", [PARTITIONS], indirect=True)
 async def test_the_second_database_only_has_states_that_the_first_one_had(outbox: Outbox, copy: Relays, tmp_path: Path):
     await outbox.init()
     bank, watcher = Bank(outbox), Watcher(copy.dsn)
@@ -97,13 +135,14 @@ async def test_the_second_database_only_has_states_that_the_first_one_had(outbox
     watcher.start()
     try:
         for _ in range(3):
-            await bank.transfer(40)
+            await bank.transfer(10)
             outward.kill()
             outward.start()
-            await bank.transfer(40)
+            await bank.transfer(10)
             copy.processes[-1].kill()
             await asyncio.to_thread(copy.start)
-        last = max(bank.states)
+        states = bank.states()
+        last = max(states)
         await asyncio.to_thread(
             copy.wait_for, f"SELECT amount FROM copy WHERE id = '{VERSION}'", [(last,)], timeout_s=90
         )
@@ -112,6 +151,9 @@ async def test_the_second_database_only_has_states_that_the_first_one_had(outbox
         await asyncio.to_thread(watcher.join)
         outward.kill()
     (final,) = copy.rows(STATE)[0]
-    assert final == bank.states[last]
-    assert [state for state in watcher.seen if bank.states.get(state[VERSION]) != state] == []
+    assert final == states[last]
+    assert [state for state in watcher.seen if states.get(state[VERSION]) != state] == []
     assert len(watcher.seen) > 5
+    # No partition could have given this order by itself.
+    records = read_committed(outbox.one.bootstrap_servers, outbox.topic)
+    assert {record.partition() for record in records} == set(range(PARTITIONS))
