@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING
 
-from relay.plan import Unit
+from oncebox.reader import Bulk
+from relay.plan import Piece, Pieces, Unit
 
 if TYPE_CHECKING:
-    from oncebox.reader import Position, Record, TransactionReader
+    from collections.abc import Iterator
+
+    from oncebox.reader import Position, TransactionReader
     from relay.config import Limits
     from relay.kafka import Place
 
@@ -19,7 +24,7 @@ class Batch:
         self.reader = reader
         self._limits = limits
         self._more_bytes = 0
-        self.units: list[Unit] = []
+        self.pieces: list[Piece] = []
         # Some are not all in memory.
         self.has_large = False
         # Of each partition: the timestamp of its last record, and its lowest offset in memory.
@@ -29,26 +34,39 @@ class Batch:
         self._take()
 
     @property
+    def units(self) -> Pieces:
+        return Pieces(self.pieces)
+
+    @property
     def is_full(self) -> bool:
         """What was added to it takes as much memory as it may."""
         return self._more_bytes > self._limits.buffer_bytes
 
     def take(self) -> None:
         """Adds what is there by now."""
-        first = len(self.units)
+        first = len(self.pieces)
         self._take()
-        self._more_bytes += sum(len(record.value or b"") for unit in self.units[first:] for record in unit.records)
+        more = chain.from_iterable(piece.records.values() for piece in self.pieces[first:])
+        self._more_bytes += sum(len(record.value or b"") for records in more for record in records)
 
     def _take(self) -> None:
         limits = self._limits
         for each in self.reader.take(records_max=limits.batch_rows, bytes_max=limits.batch_bytes):
-            records: list[Record] = []
             for where, some in each.records.items():
-                records += some
                 self.newest[where] = some[-1].timestamp_ms
                 if self.lowest.get(where, inf) > some[0].offset:
                     self.lowest[where] = some[0].offset
-            self.units.append(Unit(records, each.transactional_id, each.number, each.unloaded))
+            if isinstance(each, Bulk):
+                self.pieces.append(Piece(each.records, transactions=partial(_units, each)))
+                continue
+            self.pieces.append(
+                Piece(each.records, each.unloaded, transactional_id=each.transactional_id, number=each.number)
+            )
             self.has_large |= bool(each.unloaded)
             each.forget()
         self.position = self.reader.position()
+
+
+def _units(bulk: Bulk) -> Iterator[Unit]:
+    for each in bulk.transactions():
+        yield Unit([*chain.from_iterable(each.records.values())], each.transactional_id, each.number)

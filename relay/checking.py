@@ -104,6 +104,12 @@ def _check_tables(
         else:
             columns = ", ".join(f"{column.name} {column.type}" for column in targets[-1].columns)
             yield Finding(is_ok=True, text=f"{section.topic} → {section.target()}: {columns}")
+            if section.auto_evolve and section.columns:
+                yield Finding(
+                    is_ok=True,
+                    text=f"{section.target()}: `columns` says what is taken, so that auto_evolve adds nothing for new "
+                    "fields and widens nothing; it adds the relay's own columns alone",
+                )
     if len(targets) < len(settings.tables):
         return
     check_ordering(connection, settings, targets)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from datetime import datetime  # noqa: TC003 - pydantic reads it at run time
+from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, FilePath, field_validator, model_validator
@@ -35,6 +35,7 @@ Partition = Annotated[int, Field(ge=0)]
 Offset = Annotated[int, Field(ge=0)]
 Milliseconds = Annotated[int, Field(gt=0)]
 TopicName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+Start = Literal["earliest", "latest"] | datetime | dict[TopicName, dict[Partition, Offset]]
 
 
 def _identifier(name: str) -> str:
@@ -51,28 +52,40 @@ class ColumnSection(Section):
     @partition, @offset, @timestamp, @header.name.
     """
 
+    # PostgreSQL's name of it; absent: as the table has it.
     type: str | None = None
+    # Absent: the field that has the column's name.
     path: str | None = None
+    # Of a number that stands for a time.
     unit: TimeUnit | None = None
 
 
 class TableSection(Section):
     """One topic's way into one table. A topic may have several."""
 
+    # Taken whole, all its partitions.
     topic: TopicName
     # "table" or "schema.table"; {topic} stands for the topic's name.
     table: str = TEMPLATE
+    # debezium: the envelope, with or without its schema.
     format: Format = "json"
+    # upsert: one row for each key. insert: one for each record.
     insert_mode: InsertMode = "upsert"
+    # The columns that tell rows apart; an upsert needs them, with a primary key or unique constraint on them.
     key: tuple[Identifier, ...] = ()
     # A type or a whole section for each; without it: the columns of the table, each from the field of its name.
     columns: dict[Identifier, ColumnSection] = Field(default_factory=dict)
-    # Of the fields, where `columns` is not given.
+    # Fields to take, where `columns` is not given; empty: all.
     include: frozenset[str] = frozenset()
+    # Fields to leave out, where `columns` is not given.
     exclude: frozenset[str] = frozenset()
+    # A record without a value deletes the row that its key names.
     delete_on_tombstone: bool = True
+    # Creates the table if it is missing; needs `columns` with types.
     auto_create: bool = False
+    # Adds columns for new fields, and widens integers; never drops or narrows.
     auto_evolve: bool = False
+    # Rows remember the record that wrote them, in two columns: an older one never overwrites them.
     guard: bool = True
     # A column that says which of two records of a row is newer, whatever their topics.
     ordering: Identifier | None = None
@@ -124,8 +137,11 @@ class TableSection(Section):
 
 
 class Limits(Section):
-    # One database transaction takes as many rows as are there, up to these.
+    """What one batch, one record and what waits may take."""
+
+    # One database transaction takes as many rows as are there, up to so many.
     batch_rows: Count = 20_000
+    # And up to so many bytes of them.
     batch_bytes: Count = 16 * 1024 * 1024
     # A record over this is bad. (Kafka has limits of its own.)
     record_bytes: Count = 8 * 1024 * 1024
@@ -140,6 +156,7 @@ class RelaySettings(ServiceSettings):
 
     # Names the positions in the database: another name begins anew.
     name: Identifier
+    # transaction: whole, by one process, the others stand by. partition: any topic, shared among all processes.
     mode: Literal["transaction", "partition"] = "transaction"
     kafka: KafkaSection
     postgres: PostgresSection
@@ -148,20 +165,24 @@ class RelaySettings(ServiceSettings):
 
     # Where a topic begins that has no position yet: earliest, latest, a time, or {topic: {partition: offset}}, up to
     # which the tables hold its data already (topics that are not named there begin with their earliest record).
-    start: Literal["earliest", "latest"] | datetime | dict[TopicName, dict[Partition, Offset]] = "earliest"
+    start: Start = "earliest"
     # A bad record: stop, park (it and what comes after it on its rows goes to oncebox.dead_letter) or skip.
     on_error: Literal["stop", "park", "skip"] = "stop"
+    # Of the coordinators, read in transaction mode.
     feed_topic: TopicName = "oncebox.commits"
 
     # A process that has given no sign of life for so long is taken for dead.
     session_ms: Annotated[int, Field(ge=1_000)] = 10_000
+    # What fails is tried again after pauses that grow up to this.
     retry_max_ms: Milliseconds = 5_000
     # A statement that takes longer is given up and tried again.
     statement_timeout_ms: Milliseconds = 300_000
 
-    # Status and control over gRPC; /live, /ready and /metrics over HTTP. Port 0 lets the system choose.
+    # Status and control over gRPC; /live, /ready and /metrics over HTTP.
     listen_host: str = "127.0.0.1"
+    # For gRPC; 0: any free one.
     listen_port: Port = 7181
+    # For HTTP; 0: any free one.
     http_port: Port = 7182
     # Absent: calls are not encrypted and nobody is asked who it is, on this machine alone.
     tls: ServerTlsSection | None = None

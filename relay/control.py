@@ -5,14 +5,17 @@ Works whether the relay runs or not. Whatever moves a position raises its fence:
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
+from psycopg.errors import FeatureNotSupported
 
 from oncebox.settings import kafka_settings
-from relay.database import connect, ensure_sources, migrate
-from relay.kafka import EARLIEST, LATEST, KafkaAdmin, Place
+from relay.database import connect, migrate
+from relay.kafka import EARLIEST, LATEST, KafkaAdmin, Place, first_times
+from relay.positions import begin
 from relay.queries import query
 from relay.types import RelayError
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from relay.config import RelaySettings
     from relay.database import Connection
+    from relay.types import TableName
 
 STATES = ("parked", "held", "queued", "replayed", "skipped", "discarded")
 
@@ -33,6 +37,7 @@ class PartitionStatus:
     next_offset: int
     end_offset: int
     lag_records: int
+    # The age of the oldest record that is not applied; 0: there is none (only markers, or what was aborted).
     lag_ms: int
     owner: str | None
 
@@ -45,6 +50,8 @@ class RelayStatus:
     fence: int
     is_paused: bool
     open_letters: int
+    # Applied, markers included; null: not measured.
+    offsets_per_second: float | None
     partitions: Sequence[PartitionStatus]
 
 
@@ -54,7 +61,8 @@ class Control:
         self._relay = {"relay": settings.name}
         self.connection: Connection = connect(settings, "control")
         migrate(self.connection)
-        self._admin = KafkaAdmin(kafka_settings(settings.kafka, client_id="oncebox-relay-control"))
+        self._kafka = kafka_settings(settings.kafka, client_id="oncebox-relay-control")
+        self._admin = KafkaAdmin(self._kafka)
 
     def __enter__(self) -> Control:  # noqa: PYI034
         return self
@@ -64,29 +72,34 @@ class Control:
 
     # --- status -----------------------------------------------------------------------------------------------------
 
-    def status(self) -> RelayStatus:
+    def status(self, *, measure_s: float = 0) -> RelayStatus:
+        """`measure_s`: for so long it looks how fast the relay is."""
         row = self.connection.execute(query("relay_status"), self._relay).fetchone()
         if row is None:
             raise RelayError(f"there is no relay {self._settings.name!r} in this database: it has never run")
         mode, owner, fence, is_paused, letters = row
         rows = self.connection.execute(query("partition_status"), self._relay).fetchall()
         topics = self._admin.topics(self._settings.topics)
-        ends = self._admin.offsets(topics.partitions, LATEST, read_committed=True)
-        partitions = []
-        for topic, partition, next_offset, whose, record_age_ms in rows:
-            end: Any = ends.get((topic, partition), next_offset)
-            lag = max(end - next_offset, 0)
-            partitions.append(
-                PartitionStatus(
-                    topic=topic,
-                    partition=partition,
-                    next_offset=next_offset,
-                    end_offset=end,
-                    lag_records=lag,
-                    lag_ms=max(int(record_age_ms or 0), 0) if lag else 0,
-                    owner=whose,
-                )
+        ends: Any = self._admin.offsets(topics.partitions, LATEST, read_committed=True)
+        behind = {
+            (topic, partition): next_offset
+            for topic, partition, next_offset, _ in rows
+            if ends.get((topic, partition), 0) > next_offset
+        }
+        oldest_ms = first_times(self._kafka, behind)
+        now_ms = time.time() * 1000
+        partitions = [
+            PartitionStatus(
+                topic=topic,
+                partition=partition,
+                next_offset=next_offset,
+                end_offset=ends.get((topic, partition), next_offset),
+                lag_records=max(ends.get((topic, partition), next_offset) - next_offset, 0),
+                lag_ms=max(int(now_ms - oldest_ms.get((topic, partition), now_ms)), 0),
+                owner=whose,
             )
+            for topic, partition, next_offset, whose in rows
+        ]
         return RelayStatus(
             relay=self._settings.name,
             mode=mode,
@@ -94,8 +107,19 @@ class Control:
             fence=fence,
             is_paused=is_paused,
             open_letters=letters,
+            offsets_per_second=self._measure(measure_s) if measure_s else None,
             partitions=partitions,
         )
+
+    def _measure(self, for_s: float) -> float:
+        def count() -> int:
+            (found,) = self.connection.execute(query("applied_count"), self._relay).fetchone() or (0,)
+            return int(found)
+
+        before, begun_at_s = count(), time.monotonic()
+        time.sleep(for_s)
+        # (Somebody may have rewound it.)
+        return max(count() - before, 0) / (time.monotonic() - begun_at_s)
 
     def set_paused(self, *, paused: bool) -> None:
         if self.connection.execute(query("set_paused"), self._relay | {"paused": paused}).rowcount != 1:
@@ -103,16 +127,15 @@ class Control:
 
     # --- positions --------------------------------------------------------------------------------------------------
 
-    def rewind(self, topic: str, to: int | datetime, *, partition: int | None = None) -> dict[Place, int]:
-        """Records are applied again from there; rows that are newer stay as they are (the guard sees to it)."""
-        self._check_topic(topic)
-        for section in self._settings.tables:
-            if section.topic == topic and section.insert_mode == "insert":
-                raise RelayError(f"{section.target()} takes plain inserts: a rewind would double them; use rebuild")
-        topics = self._admin.topics([topic])
-        places = [place for place in topics.partitions if partition in {None, place[1]}]
+    def rewind(self, *topics: str, to: int | datetime, partition: int | None = None) -> dict[Place, int]:
+        """Records are applied again from there; rows that are newer stay as they are (the guard sees to it). Forward,
+        what lies between is never applied.
+        """
+        self._check_topics(topics)
+        found = self._admin.topics(topics)
+        places = [place for place in found.partitions if partition in {None, place[1]}]
         if not places:
-            raise RelayError(f"{topic} has no partition {partition}")
+            raise RelayError(f"{', '.join(topics)} has no partition {partition}")
         firsts, ends = self._admin.offsets(places, EARLIEST), self._admin.offsets(places, LATEST)
         is_offset = isinstance(to, int) and to >= 0
         targets: dict[Place, Any] = dict.fromkeys(places, to) if is_offset else dict(self._admin.offsets(places, to))
@@ -122,36 +145,47 @@ class Control:
                     f"{place[0]} partition {place[1]} has offsets from {firsts[place]} to {ends[place]}, not {offset}"
                 )
         with self.connection.transaction():
-            self._move(topics.ids[topic], targets)
-        return targets
-
-    def rebuild(self, topic: str) -> dict[Place, int]:
-        """Empties the topic's tables, in one step for readers, and begins with what the topic has: rows come back
-        as the relay reads on. So do topics that feed the same rows.
-        """
-        self._check_topic(topic)
-        names = self._fed_together(topic)
-        sections = [section for section in self._settings.tables if section.topic in names]
-        topics = self._admin.topics(names)
-        targets = self._admin.offsets(topics.partitions, EARLIEST)
-        with self.connection.transaction():
-            sources = ensure_sources(self.connection, dict(topics.ids), topics.partitions)
-            for name in names:
-                known = {"topic": name, "topic_id": topics.ids[name]}
-                self.connection.execute(query("forget_topic"), self._relay | known)
-            for place, offset in targets.items():
-                given = {"source": sources[place], "offset": offset, "waits_for": None}
-                self.connection.execute(query("ensure_position"), self._relay | given)
-                self.connection.execute(query("reset_position"), self._relay | given)
-            for table in dict.fromkeys(section.target() for section in sections):
-                self.connection.execute(sql.SQL("TRUNCATE {}").format(sql.Identifier(table.schema, table.name)))
-                self.connection.execute(query("forget_table"), {"table": str(table)})
+            self._move(list(found.ids.values()), targets)
             self._fence()
         return targets
 
-    def _fed_together(self, topic: str) -> list[str]:
-        """It and all that share tables with an ordering column with it, directly or by way of others."""
-        names = [topic]
+    def rebuild(self, *topics: str) -> dict[Place, int]:
+        """Empties the topics' tables, in one step for readers, and begins with what the topics have: rows come back
+        as the relay reads on. So do topics that feed the same rows.
+        """
+        self._check_topics(topics)
+        names = self._fed_together(topics)
+        tables = list(dict.fromkeys(section.target() for section in self._settings.tables if section.topic in names))
+        found = self._admin.topics(names)
+        targets = self._admin.offsets(found.partitions, EARLIEST)
+        with self.connection.transaction():
+            known = {"topics": names, "topic_ids": list(found.ids.values())}
+            self.connection.execute(query("forget_topics"), self._relay | known)
+            # A partition that nobody has seen yet waits for the others as one that a running relay finds.
+            sources = begin(self.connection, self._settings, self._admin, found, start="earliest")
+            for place, offset in targets.items():
+                given = {"source": sources[place], "offset": offset}
+                self.connection.execute(query("reset_position"), self._relay | given)
+            self._empty(tables)
+            self._fence()
+        return targets
+
+    def _empty(self, tables: Sequence[TableName]) -> None:
+        names = sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
+        try:
+            self.connection.execute(sql.SQL("TRUNCATE {}").format(names))
+        except FeatureNotSupported as error:
+            raise RelayError(
+                f"{error.diag.message_detail or error} Both are emptied or neither is: rebuild its topic in the same "
+                "command (--topic once more); a table that no topic fills stands in the way as long as its foreign key "
+                "does"
+            ) from error
+        for table in tables:
+            self.connection.execute(query("forget_table"), {"table": str(table)})
+
+    def _fed_together(self, topics: Sequence[str]) -> list[str]:
+        """They and all that share tables with an ordering column with them, directly or by way of others."""
+        names = list(dict.fromkeys(topics))
         for name in names:
             tables = {section.target() for section in self._settings.tables if section.topic == name}
             for section in self._settings.tables:
@@ -163,23 +197,38 @@ class Control:
                     names.append(section.topic)
         return names
 
-    def _check_topic(self, topic: str) -> None:
-        if topic not in self._settings.topics:
-            raise RelayError(f"the relay {self._settings.name!r} has no topic {topic!r}")
+    def _check_topics(self, topics: Sequence[str]) -> None:
+        for topic in topics:
+            if topic not in self._settings.topics:
+                raise RelayError(f"the relay {self._settings.name!r} has no topic {topic!r}")
 
-    def _move(self, topic_id: str, targets: dict[Place, int]) -> None:
-        moved = self.connection.execute(
-            query("move_positions"),
-            self._relay
-            | {
-                "topic_id": topic_id,
-                "partitions": [partition for _, partition in targets],
-                "offsets": list(targets.values()),
-            },
-        ).rowcount
-        if moved != len(targets):
-            raise RelayError(f"only {moved} of {len(targets)} partitions have a position: has the relay ever run?")
-        self._fence()
+    def _move(self, topic_ids: Sequence[str], targets: dict[Place, int]) -> None:
+        rows = self.connection.execute(query("take_positions"), self._relay | {"topic_ids": topic_ids}).fetchall()
+        moves = {}
+        for topic, partition, source, next_offset, beyond in rows:
+            target = targets.get((topic, partition))
+            if target is not None and target < next_offset:
+                self._check_doubles(topic, partition, next_offset)
+                moves[source] = (target, "{}")
+            elif target is not None:
+                moves[source] = _forward(target, beyond)
+        if len(moves) != len(targets):
+            raise RelayError(f"only {len(moves)} of {len(targets)} partitions have a position: has the relay ever run?")
+        values = {
+            "sources": list(moves),
+            "nexts": [target for target, _ in moves.values()],
+            "beyonds": [beyond for _, beyond in moves.values()],
+        }
+        self.connection.execute(query("move_positions"), self._relay | values)
+
+    def _check_doubles(self, topic: str, partition: int, next_offset: int) -> None:
+        for section in self._settings.tables:
+            if section.topic == topic and section.insert_mode == "insert":
+                raise RelayError(
+                    f"{section.target()} takes plain inserts: to go back in {topic} partition {partition}, which is "
+                    f"applied up to {next_offset}, would double rows. Forward it may go (--partition names one); "
+                    "rebuild empties the table and fills it with what the topic still has"
+                )
 
     def _fence(self) -> None:
         """Transaction mode: the active process starts anew, and reads the feed from its begin."""
@@ -197,7 +246,10 @@ class Control:
 
     def replay(self, letter: int | None) -> int:
         """Queues it (None: all that are parked); the relay applies it, and then what is held behind it. How many."""
-        return self.connection.execute(query("queue_letters"), self._relay | {"id": letter}).rowcount
+        queued = self.connection.execute(query("queue_letters"), self._relay | {"id": letter}).rowcount
+        if letter is not None and not queued:
+            raise RelayError(f"there is no parked dead letter {letter}")
+        return queued
 
     def fix(self, letter: int, value: bytes) -> None:
         """Another value for a parked record; it is still to be replayed."""
@@ -206,4 +258,16 @@ class Control:
 
     def discard(self, letter: int) -> int:
         """Gives up a parked record, with its whole transaction; what is held behind it is applied."""
-        return self.connection.execute(query("discard_letter"), self._relay | {"id": letter}).rowcount
+        discarded = self.connection.execute(query("discard_letter"), self._relay | {"id": letter}).rowcount
+        if not discarded:
+            raise RelayError(f"there is no dead letter {letter} that is to be settled")
+        return discarded
+
+
+def _forward(target: int, beyond: Sequence[Sequence[int]]) -> tuple[int, str]:
+    """Where the position is then, and what is applied beyond it still."""
+    for first, after in beyond:
+        if first <= target < after:
+            target = after
+    left = [f"[{first},{after})" for first, after in beyond if first > target]
+    return target, "{" + ",".join(left) + "}"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SYSTEM_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
 MIGRATION_LOCK = 0x6F6E6365_626F78
 CONNECT_TIMEOUT_S = 10
+# As long as PostgreSQL's names are.
+NAME_BYTES = 63
 # A peer that is gone without a word is noticed after about this long.
 KEEPALIVE: dict[str, Any] = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 
@@ -31,8 +33,11 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def application_name(instance: str) -> str:
-    """By it others can end a session whose process stands still."""
-    return f"oncebox relay {instance}"
+    """By it others can end a session whose process stands still. PostgreSQL would cut off the end of a long one, by
+    which processes of one host differ.
+    """
+    prefix = "oncebox relay "
+    return prefix + instance[-(NAME_BYTES - len(prefix)) :]
 
 
 def connect(settings: RelaySettings, instance: str) -> Connection:
@@ -299,10 +304,14 @@ def check_incarnations(connection: Connection, relay: str, topic_ids: dict[str, 
         {"relay": relay, "topics": list(topic_ids), "topic_ids": list(topic_ids.values())},
     ).fetchall()
     for topic, _ in found:
-        raise RelayError(
-            f"the topic {topic!r} was deleted and made again since it was relayed: "
-            f"`oncebox relay rebuild --topic {topic}` begins anew with the topic as it is"
-        )
+        raise made_again(topic)
+
+
+def made_again(topic: str) -> RelayError:
+    return RelayError(
+        f"the topic {topic!r} was deleted and made again since it was relayed: "
+        f"`oncebox relay rebuild --topic {topic}` begins anew with the topic as it is"
+    )
 
 
 def headers_json(headers: Sequence[tuple[str, bytes | None]]) -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from oncebox.reader import PartitionPosition, Record
     from oncebox.wire import TopicPartition
-    from relay.plan import Hold, Unit
+    from relay.plan import Hold, Piece
+
+_offset = itemgetter(2)
 
 
 def overtaken(
-    units: Sequence[Unit],
+    pieces: Iterable[Piece],
     positions: Mapping[TopicPartition, PartitionPosition],
     waiting: Callable[[TopicPartition, int], Iterable[Record]],
     first_unloaded: Callable[[TopicPartition, int], int | None],
@@ -34,17 +39,17 @@ def overtaken(
         lowest = min([*firsts.values(), *([] if first_unknown is None else [first_unknown])], default=None)
         if lowest is None:
             continue
-        for unit in units:
-            if unit.unloaded.get(where, lowest) > lowest:
+        for piece in pieces:
+            if piece.unloaded.get(where, lowest) > lowest:
                 return where, lowest
-            for record in unit.records:
-                # Few stand behind one that waits: only of those it has to be known which rows they are about.
-                if record.offset > lowest and record.partition == where.partition and record.topic == where.topic:
-                    if first_unknown is not None and first_unknown < record.offset:
-                        return where, first_unknown
-                    for row in rows_of(record):
-                        if firsts.get(row, record.offset) < record.offset:
-                            return where, firsts[row]
+            records = piece.records.get(where, ())
+            # Few stand behind one that waits: only of those it has to be known which rows they are about.
+            for record in islice(records, bisect_right(records, lowest, key=_offset), None):
+                if first_unknown is not None and first_unknown < record.offset:
+                    return where, first_unknown
+                for row in rows_of(record):
+                    if firsts.get(row, record.offset) < record.offset:
+                        return where, firsts[row]
     return None
 
 

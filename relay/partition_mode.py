@@ -17,16 +17,17 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from oncebox.reader.source import record_of
 from oncebox.settings import kafka_settings
 from oncebox.wire import librdkafka_config
-from relay.kafka import KafkaAdmin, Place
+from relay.database import made_again
+from relay.kafka import KafkaAdmin, Place, Topics
 from relay.plan import Singles
-from relay.positions import PRUNE_S, OwnPartitions, begin, prune, stop_waiting
+from relay.positions import PRUNE_S, OwnPartitions, begin, freed, overtaken_by_retention, prune
 from relay.queries import query
 from relay.types import FencedError, RelayError
 from relay.writer import Writer
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from oncebox.reader import Record
     from relay.config import RelaySettings
@@ -40,6 +41,8 @@ LOOK_S = 1.0
 IDLE_COMMIT_S = 1.0
 QUEUE_KBYTES = 16 * 1024
 FETCH_BACKOFF_MS = 5
+# So long at most until partitions that were added are found.
+METADATA_REFRESH_MS = 30_000
 
 # The next offset, and the newest record's timestamp.
 Ends = dict[Place, tuple[int, int | None]]
@@ -90,7 +93,7 @@ class PartitionSession:
             "queued.max.messages.kbytes": QUEUE_KBYTES,
             # By default a full queue stops fetching for a whole second.
             "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
-            "topic.metadata.refresh.interval.ms": 30_000,
+            "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
             "allow.auto.create.topics": False,
         }
         self._consumer = Consumer(config, logger=log)
@@ -124,11 +127,11 @@ class PartitionSession:
         if self._writing is not None:
             if is_full:
                 # Rows are made while the batch before is still being written.
-                prepared, ends = self._prepare()
+                batch = self._prepare()
                 self._finish()
                 # While the database is what we wait for, the writer is idle only now.
                 self._look_now_and_then()
-                self._write(prepared, ends)
+                self._write(*batch)
         else:
             self._look_now_and_then()
             if self._records or (self._ends and time.monotonic() > self._committed_at + IDLE_COMMIT_S):
@@ -177,25 +180,33 @@ class PartitionSession:
                 self._ends[place] = (message.offset(), timestamp_ms)
             return
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
-            raise RelayError(
-                f"{place[0]} partition {place[1]}: the records to be read next have been deleted ({error.str()}): "
-                "they are lost to this relay; `oncebox relay rewind --to earliest` goes on with what is left"
-            )
+            # (Or it is another topic of that name, which is shorter.)
+            self._check_topics(self._admin.topics(self._settings.topics))
+            raise overtaken_by_retention(place, error.str())
         if error.code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}:
             raise RelayError(f"Kafka refuses: {error.str()}")
         if error.fatal() or not error.retriable():
             raise KafkaException(error)
         log.warning("%s", error.str())
 
-    def _prepare(self) -> tuple[Prepared, Ends]:
+    def _prepare(self) -> tuple[Prepared, Ends, Callable[[], Topics]]:
         records, ends = self._records, self._ends
         self._drop()
-        return self._writer.prepare(Singles(records)), ends
+        # Asked after they were read: the same topics still, then all of them are of these.
+        asked = self._admin.ask_topics(self._settings.topics)
+        return self._writer.prepare(Singles(records)), ends, asked
 
-    def _write(self, prepared: Prepared, ends: Ends) -> None:
+    def _check_topics(self, found: Topics) -> None:
+        """A topic that was made again may have grown past where we were: nothing else tells it from the former one."""
+        for topic, topic_id in found.ids.items():
+            if topic_id != self._topics.ids[topic]:
+                raise made_again(topic)
+
+    def _write(self, prepared: Prepared, ends: Ends, asked: Callable[[], Topics]) -> None:
         """Begins to. No other batch is being written."""
 
         def write() -> None:
+            self._check_topics(asked())
             if prepared.units:
                 self._writer.write(prepared, lambda connection: self._own.save(connection, ends))
             else:
@@ -249,7 +260,7 @@ class PartitionSession:
             self._status.turn("PAUSED" if is_paused else "RUNNING")
         self._writer.settle({held.source for held in self._own.held.values()}, self._own.bind)
         waits = {held.source: held.waits_for for held in self._own.held.values() if held.waits_for}
-        over = stop_waiting(connection, self._settings.name, waits)
+        over = freed(connection, self._settings.name, waits)
         for held in self._own.held.values():
             if held.source in over:
                 held.waits_for = {}
@@ -273,7 +284,9 @@ class PartitionSession:
         self._finish()
         connection = self._writer.connection
         if any(place not in self._sources for place in places):
-            self._topics = self._admin.topics(self._settings.topics)
+            found = self._admin.topics(self._settings.topics)
+            self._check_topics(found)
+            self._topics = found
             self._sources |= begin(connection, self._settings, self._admin, self._topics)
         self._own.take(connection, self._sources, places)
         self._writer.load_holds()

@@ -20,7 +20,7 @@ from relay.ordering import version
 from relay.types import BadRecordError, RelayError, SchemaChangeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from oncebox.reader import Record
     from oncebox.wire import TopicPartition
@@ -51,6 +51,23 @@ class Unit(NamedTuple):
     number: int | None = None
     # Where `records` lacks some that are kept elsewhere (see large.py): by partition, the last one's offset.
     unloaded: Mapping[TopicPartition, int] = NOTHING
+
+
+class Piece(NamedTuple):
+    """What a reader gives at once: a transaction, or many of them."""
+
+    records: Mapping[TopicPartition, Sequence[Record]]
+    unloaded: Mapping[TopicPartition, int] = NOTHING
+    # Of many: what makes them one by one, in order.
+    transactions: Callable[[], Iterable[Unit]] | None = None
+    transactional_id: str | None = None
+    number: int | None = None
+
+    def units(self) -> Iterable[Unit]:
+        if self.transactions is not None:
+            return self.transactions()
+        records = [*chain.from_iterable(self.records.values())]
+        return (Unit(records, self.transactional_id, self.number, self.unloaded),)
 
 
 class Letter(NamedTuple):
@@ -86,6 +103,37 @@ class Singles(Sequence[Unit]):
 
     def __getitem__(self, at: int | slice) -> Unit | Singles:
         return Singles(self.records[at]) if isinstance(at, slice) else Unit((self.records[at],))
+
+
+class Pieces(Sequence[Unit]):
+    """The units of pieces, which are made when somebody looks at them."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+        # Whether `records` has them in the order of the units.
+        self.is_ordered = all(piece.transactions is None for piece in pieces)
+        self._units: list[Unit] | None = None
+
+    @property
+    def records(self) -> Iterable[Record]:
+        return chain.from_iterable(chain.from_iterable([piece.records.values() for piece in self._pieces]))
+
+    def _made(self) -> list[Unit]:
+        if self._units is None:
+            self._units = [unit for piece in self._pieces for unit in piece.units()]
+        return self._units
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+    @overload
+    def __getitem__(self, at: int) -> Unit: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Unit]: ...
+
+    def __getitem__(self, at: int | slice) -> Unit | list[Unit]:
+        return self._made()[at]
 
 
 @dataclass(slots=True)
@@ -142,14 +190,19 @@ def planner(
     return Planner(mappers=by_topic, sources=sources, high_offsets=high_offsets, on_error=settings.on_error)
 
 
+class _OrderMattersError(Exception):
+    """A row has records of several sources, which do not come in the order of their transactions."""
+
+
 class _Rounds:
     """Stages are filled in order; in a replay a row's records of different sources go to rounds of their own, because
     only the database can tell which of them it has already.
     """
 
-    def __init__(self, *, is_replay: bool) -> None:
+    def __init__(self, *, is_replay: bool, is_ordered: bool = True) -> None:
         self.rounds: list[Round] = [{}]
         self._is_replay = is_replay
+        self._is_ordered = is_ordered
 
     def stage(self, index: int) -> Stage:
         stage = self.rounds[-1].get(index)
@@ -179,6 +232,8 @@ class _Rounds:
             if before[0] == source and before[1] > offset:
                 return
             if before[0] != source:
+                if not self._is_ordered:
+                    raise _OrderMattersError
                 if self._is_replay:
                     self.rounds.append({})
                     self.add(index, mapper, source, offset, change)
@@ -212,8 +267,9 @@ def make_plan(
     sources = planner.sources
     is_replay = _is_replay(planner, units, lowest)
     if not holds and refused is None and not one_by_one:
-        with suppress(BadRecordError):
-            return _plan_good(planner, _records(units), is_replay=is_replay)
+        is_ordered = not isinstance(units, Pieces) or units.is_ordered
+        with suppress(BadRecordError, _OrderMattersError):
+            return _plan_good(planner, _records(units), is_replay=is_replay, is_ordered=is_ordered)
     rounds = _Rounds(is_replay=is_replay)
     row_count = 0
     letters: list[Letter] = []
@@ -261,7 +317,9 @@ def make_plan(
 
 
 def _records(units: Sequence[Unit]) -> Iterable[Record]:
-    return units.records if isinstance(units, Singles) else chain.from_iterable([unit.records for unit in units])
+    return (
+        units.records if isinstance(units, Singles | Pieces) else chain.from_iterable([unit.records for unit in units])
+    )
 
 
 def _is_replay(planner: Planner, units: Sequence[Unit], lowest: Mapping[tuple[str, int], int] | None) -> bool:
@@ -281,9 +339,9 @@ def _is_replay(planner: Planner, units: Sequence[Unit], lowest: Mapping[tuple[st
     return False
 
 
-def _plan_good(planner: Planner, records: Iterable[Record], *, is_replay: bool) -> Plan:
+def _plan_good(planner: Planner, records: Iterable[Record], *, is_replay: bool, is_ordered: bool) -> Plan:
     """The quick way, as long as no record is bad and none is held."""
-    rounds = _Rounds(is_replay=is_replay)
+    rounds = _Rounds(is_replay=is_replay, is_ordered=is_ordered)
     row_count = 0
     topic, partition = "", -1
     source, mappers = 0, planner.mappers.get("", ())

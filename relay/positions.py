@@ -17,7 +17,7 @@ from relay.types import FencedError, RelayError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from relay.config import RelaySettings
+    from relay.config import RelaySettings, Start
 
 START_LOCK = 0x6F6E6365_706F73
 PRUNE_S = 300.0
@@ -34,9 +34,12 @@ class Held:
     waits_for: Mapping[int, int] = field(default_factory=dict)
 
 
-def begin(connection: Connection, settings: RelaySettings, kafka: KafkaAdmin, topics: Topics) -> dict[Place, int]:
-    """Gives every partition a source and a position. Those of a topic that is new to this relay begin where the
-    settings say; one that was added to a topic begins at its first record, once what the others had is applied.
+def begin(
+    connection: Connection, settings: RelaySettings, kafka: KafkaAdmin, topics: Topics, *, start: Start | None = None
+) -> dict[Place, int]:
+    """Gives every partition a source and a position. Those of a topic that is new to this relay begin at `start`, or
+    where the settings say; one that was added to a topic begins at its first record, once what the others had is
+    applied.
     """
     check_incarnations(connection, settings.name, dict(topics.ids))
     sources = ensure_sources(connection, dict(topics.ids), topics.partitions)
@@ -53,7 +56,7 @@ def begin(connection: Connection, settings: RelaySettings, kafka: KafkaAdmin, to
             if not before:
                 # Its records may belong to commits that the feed told long ago: it is read from its begin.
                 connection.execute(query("forget_feed"), {"relay": settings.name})
-            at = kafka.offsets(places, EARLIEST) if before else _start(kafka, settings, places)
+            at = kafka.offsets(places, EARLIEST) if before else _start(kafka, start or settings.start, places)
             ends = kafka.offsets(before, LATEST)
             waits_for = Jsonb({str(sources[place]): end for place, end in ends.items()}) if before else None
             for place in places:
@@ -69,8 +72,7 @@ def begin(connection: Connection, settings: RelaySettings, kafka: KafkaAdmin, to
     return sources
 
 
-def _start(kafka: KafkaAdmin, settings: RelaySettings, places: Sequence[Place]) -> dict[Place, int]:
-    start = settings.start
+def _start(kafka: KafkaAdmin, start: Start, places: Sequence[Place]) -> dict[Place, int]:
     if isinstance(start, datetime):
         return kafka.offsets(places, start)
     if not isinstance(start, dict):
@@ -85,17 +87,23 @@ def _start(kafka: KafkaAdmin, settings: RelaySettings, places: Sequence[Place]) 
     return found
 
 
-def stop_waiting(connection: Connection, relay: str, waits: Mapping[int, Mapping[int, int]]) -> list[int]:
+def overtaken_by_retention(place: Place, told: str) -> RelayError:
+    topic, partition = place
+    return RelayError(
+        f"{topic} partition {partition}: records that were to be read next have been deleted ({told}): they are lost "
+        f"to this relay; `oncebox relay rewind --topic {topic} --partition {partition} --to earliest` goes on with "
+        "what is left"
+    )
+
+
+def freed(connection: Connection, relay: str, waits: Mapping[int, Mapping[int, int]]) -> list[int]:
     """The sources that have no longer to wait: what they waited for is applied."""
     if not waits:
         return []
     reached: dict[int, int] = dict(connection.execute(query("next_offsets"), {"relay": relay}).fetchall())
-    over = [
+    return [
         source for source, ends in waits.items() if all(reached.get(before, 0) >= end for before, end in ends.items())
     ]
-    for source in over:
-        connection.execute(query("stop_waiting"), {"relay": relay, "source": source})
-    return over
 
 
 def prune(connection: Connection, kafka: KafkaAdmin, sources: Mapping[Place, int]) -> None:
@@ -125,14 +133,17 @@ class OwnPartitions:
             names = [application_name(owner) for owner in owners]
             connection.execute(query("end_sessions_of"), {"names": names})
         rows = connection.execute(query("take_partitions"), asked | {"owner": self._instance}).fetchall()
-        for source, next_offset, high_offset, fence, _, waits_for in rows:
+        waits = {row[0]: {int(key): end for key, end in row[5].items()} for row in rows if row[5]}
+        for source in freed(connection, self._relay, waits):
+            del waits[source]
+        for source, next_offset, high_offset, fence, _, _ in rows:
             if high_offset > next_offset:
                 self.high_offsets[source] = high_offset
             self.held[wanted[source]] = Held(
                 source=source,
                 fence=fence,
                 next_offset=next_offset,
-                waits_for={int(key): value for key, value in (waits_for or {}).items()},
+                waits_for=waits.get(source, {}),
             )
 
     def release(self, connection: Connection, places: Sequence[Place]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from relay.service import Relay
 
 STATES = ("STARTING", "RUNNING", "PAUSED", "STANDBY", "WAITING", "STOPPED")
+# Of people and programs that look at a relay now and then; its requests say next to nothing.
+REQUEST_BYTES_MAX = 64 * 1024
+METADATA_BYTES_MAX = 16 * 1024
+STREAMS_MAX = 100
+CONNECTIONS_MAX = 1_000
+CONNECTION_AGE_MS = 12 * 3_600_000
+CONNECTION_AGE_GRACE_MS = 30_000
+CONNECTION_IDLE_MS = 900_000
+HANDSHAKE_TIMEOUT_MS = 10_000
 WELL = frozenset({"RUNNING", "PAUSED", "STANDBY"})
 
 
@@ -47,14 +57,17 @@ class RelayServer(relay_pb2_grpc.RelayServicer):
 
     async def start(self) -> None:
         host = self._settings.listen_host
-        self._server = grpc.aio.server(interceptors=[self.gate])
+        bracketed = f"[{host}]" if ":" in host else host
+        self._server = grpc.aio.server(
+            interceptors=[self.gate], options=_options(has_tls=self._settings.tls is not None)
+        )
         relay_pb2_grpc.add_RelayServicer_to_server(self, self._server)
         try:
-            port = self._bind(self._server, f"{host}:{self._settings.listen_port}")
+            port = self._bind(self._server, f"{bracketed}:{self._settings.listen_port}")
             self._http = _http_server(host, self._settings.http_port, self._page)
         except (RuntimeError, OSError) as error:
             raise RelayError(f"cannot listen on {host}: {error}") from error
-        self.address, self.http_port = f"{host}:{port}", self._http.server_port
+        self.address, self.http_port = f"{bracketed}:{port}", self._http.server_port
         await self._server.start()
         Thread(target=self._http.serve_forever, name="relay-http", daemon=True).start()
 
@@ -177,7 +190,7 @@ class _Collector:
         yield letters
         places = ["relay", "topic", "partition"]
         lag = GaugeMetricFamily("oncebox_relay_lag_records", "Offsets not applied.", labels=places)
-        lag_s = GaugeMetricFamily("oncebox_relay_lag_seconds", "Age of the newest applied record.", labels=places)
+        lag_s = GaugeMetricFamily("oncebox_relay_lag_seconds", "Age of the oldest record not applied.", labels=places)
         for each_place in found.partitions:
             where = [*labels, each_place.topic, str(each_place.partition)]
             lag.add_metric(where, each_place.lag_records)
@@ -201,4 +214,27 @@ def _http_server(host: str, port: int, page: Callable[[str], tuple[HTTPStatus, b
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             del format, args
 
-    return ThreadingHTTPServer((host, port), Handler)
+    class Server(ThreadingHTTPServer):
+        address_family = AF_INET6 if ":" in host else AF_INET
+
+    return Server((host, port), Handler)
+
+
+def _options(*, has_tls: bool) -> list[tuple[str, int]]:
+    # Only who has shown something can show it again.
+    age = [
+        ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
+        ("grpc.max_connection_age_grace_ms", CONNECTION_AGE_GRACE_MS),
+    ]
+    return [
+        *(age if has_tls else []),
+        ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+        ("grpc.max_concurrent_streams", STREAMS_MAX),
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+        ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        # A second relay on the same port is a mistake that must be told, not a share of the connections.
+        ("grpc.so_reuseport", 0),
+    ]

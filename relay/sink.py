@@ -142,7 +142,7 @@ class Sink:
                     # (Rows that are refused do not come here: see _write. What stands beside them will never fit.)
                     tables = ", ".join(str(target.table) for target in self._targets)
                     raise RelayError(
-                        f"{where_of(units[0].records[0]) if units else self._relay}: {_told(error)} "
+                        f"{_begin_of(units) or self._relay}: {_told(error)} "
                         f"(tables {tables}): mend it and start the relay again; nothing was passed over"
                     ) from error
                 raise
@@ -309,6 +309,12 @@ def _json(holds: Sequence[Hold]) -> Any:
     from psycopg.types.json import Jsonb
 
     return Jsonb([list(hold) for hold in holds])
+
+
+def _begin_of(units: Sequence[Unit]) -> str:
+    """Empty: there is nothing, or nothing of it is in memory."""
+    first = next((record for unit in units for record in unit.records), None)
+    return "" if first is None else where_of(first)
 
 
 def _told(error: psycopg.Error) -> str:

@@ -19,10 +19,10 @@ from oncebox.wire import TopicPartition
 from relay.batch import Batch
 from relay.database import connect
 from relay.encoding import time_of
-from relay.kafka import KafkaAdmin, Place
+from relay.kafka import EARLIEST, KafkaAdmin, Place
 from relay.order import is_done, overtaken
 from relay.plan import rows_of
-from relay.positions import PRUNE_S, begin, prune, stop_waiting
+from relay.positions import PRUNE_S, begin, freed, overtaken_by_retention, prune
 from relay.queries import query
 from relay.sink import MissingReferenceError
 from relay.types import FencedError
@@ -76,6 +76,9 @@ class TransactionSession:
         try:
             if not await self._become_active():
                 return
+            if self._status.state == "STANDBY":
+                # That may have been long: others have changed tables since.
+                await self._in_writer(self._writer.look_at_tables)
             start = await self._in_writer(self._begin)
             reader = read_transactions(
                 self._settings.topics,
@@ -85,6 +88,8 @@ class TransactionSession:
                 buffer_bytes=self._settings.limits.buffer_bytes,
                 held_back=self._held_back(),
             )
+            # Where rows may have to wait for others, each transaction is looked at by itself.
+            reader.in_bulk = not self._writer.has_references
             beating = asyncio.create_task(self._beat())
             try:
                 async with reader:
@@ -172,6 +177,7 @@ class TransactionSession:
         mine = self._relay | {"fence": self._fence, "owner": self._instance}
         connection.execute(query("fence_positions"), mine)
         partitions = {}
+        firsts = admin.offsets(topics.partitions, EARLIEST)
         rows = connection.execute(query("positions"), self._relay | {"topic_ids": list(topics.ids.values())}).fetchall()
         for topic, partition, source, start, offset, high, beyond, _, _, waits_for in rows:
             if waits_for:
@@ -180,10 +186,18 @@ class TransactionSession:
             self._starts[source] = start
             done = tuple((first, after) for first, after in beyond)
             partitions[TopicPartition(topic, partition)] = PartitionPosition(next_offset=offset, done=done)
+            if offset < firsts.get((topic, partition), 0):
+                raise overtaken_by_retention((topic, partition), f"it begins at {firsts[topic, partition]}")
+        self._free()
         self._writer.begin(self._sources, self._high_offsets)
+        self._writer.load_letters_read_again()
         feed: dict[int, int] = dict(connection.execute(query("feed_positions"), self._relay).fetchall())
         ids = {topic: topic_id.replace("-", "") for topic, topic_id in topics.ids.items()}
         return Position(feed=feed, partitions=partitions, topic_ids=ids)
+
+    def _free(self) -> None:
+        for source in freed(self._writer.connection, self._settings.name, self._waits):
+            del self._waits[source]
 
     def _held_back(self) -> dict[TopicPartition, dict[TopicPartition, int]]:
         at = {source: TopicPartition(*place) for place, source in self._sources.items()}
@@ -252,7 +266,7 @@ class TransactionSession:
         """Takes more, as long as rows of the batch have earlier records in transactions that are not whole yet."""
         reader, rows = batch.reader, partial(rows_of, self._writer.planner)
         while True:
-            found = overtaken(batch.units, batch.position.partitions, reader.waiting, reader.first_unloaded, rows)
+            found = overtaken(batch.pieces, batch.position.partitions, reader.waiting, reader.first_unloaded, rows)
             if found is None:
                 return
             where, offset = found
@@ -281,9 +295,9 @@ class TransactionSession:
                 except MissingReferenceError as error:
                     self._status.turn("RUNNING", f"waits for a reference: {error}")
                     mark = reader.mark() if mark is None else mark
-                tried = len(batch.units)
+                tried = len(batch.pieces)
                 # Each attempt costs as much as the batch is long: so not one for each that has come.
-                while len(batch.units) < 2 * tried and reader.is_pending(mark) and not batch.is_full:
+                while len(batch.pieces) < 2 * tried and reader.is_pending(mark) and not batch.is_full:
                     if self._stop.is_set():
                         return False
                     await self._unload(reader)
@@ -359,8 +373,7 @@ class TransactionSession:
         self._status.turn("PAUSED" if is_paused else "RUNNING")
         if not is_paused:
             self._writer.settle(set(self._sources.values()), self._check_fence)
-        for source in stop_waiting(self._writer.connection, self._settings.name, self._waits):
-            del self._waits[source]
+        self._free()
         if time.monotonic() > self._pruned_at + PRUNE_S:
             self._pruned_at = time.monotonic()
             prune(self._writer.connection, self._admin, self._sources)

@@ -50,24 +50,30 @@ class Writer:
         self.connection: Connection = connect(settings, instance)
         try:
             migrate(self.connection)
-            create_missing(self.connection, settings)
-            self._targets = [resolve(self.connection, section) for section in settings.tables]
-            register(self.connection, settings, self._targets)
-            order = table_order(self.connection, self._targets)
-            tables = {"tables": [str(target.table) for target in self._targets]}
-            # Whether rows of one table may have to wait for rows of another.
-            self.has_references = bool(self.connection.execute(query("foreign_keys"), tables).fetchall())
-            self.sink = Sink(
-                self.connection, settings.name, self._targets, order, letters_max=settings.limits.dead_letters
-            )
-            ranks = {self._targets[at].topic: rank for rank, at in reversed(list(enumerate(order)))}
-            self.large = LargeTransactions(self.connection, settings.limits, ranks)
+            self.look_at_tables()
         except BaseException:
             self.connection.close()
             raise
         self.holds: frozenset[Hold] = frozenset()
+        # Records that have letters and come again, by source and offset: whether they are judged anew.
+        self._again: dict[tuple[int, int], bool] = {}
         # What the letters and partitions were like when nothing was left to settle.
         self._settled: tuple[object, frozenset[int]] | None = None
+
+    def look_at_tables(self) -> None:
+        """As they are now: who has stood by for long calls it again before it begins."""
+        settings = self._settings
+        self.connection.execute("DISCARD TEMP")
+        create_missing(self.connection, settings)
+        self._targets = [resolve(self.connection, section) for section in settings.tables]
+        register(self.connection, settings, self._targets)
+        order = table_order(self.connection, self._targets)
+        tables = {"tables": [str(target.table) for target in self._targets]}
+        # Whether rows of one table may have to wait for rows of another.
+        self.has_references = bool(self.connection.execute(query("foreign_keys"), tables).fetchall())
+        self.sink = Sink(self.connection, settings.name, self._targets, order, letters_max=settings.limits.dead_letters)
+        ranks = {self._targets[at].topic: rank for rank, at in reversed(list(enumerate(order)))}
+        self.large = LargeTransactions(self.connection, settings.limits, ranks)
 
     def begin(self, sources: Mapping[Place, int], high_offsets: Mapping[int, int]) -> None:
         """Both may change later, by whoever owns them."""
@@ -89,12 +95,16 @@ class Writer:
     ) -> Prepared:
         """`lowest`: of each partition the lowest offset, where it is known."""
         holds = self.holds
+        if self._again and not has_large:
+            units = self._without_decided(units)
         return Prepared(units, None if has_large else make_plan(self.planner, units, holds, lowest=lowest), holds)
 
     def write(self, prepared: Prepared, save: Callable[[Connection], None]) -> None:
         units, plan, holds = prepared
 
         def save_all(connection: Connection, done: Plan) -> None:
+            if self._again and plan is not None:
+                self._forget_letters(units)
             self.sink.write_letters(self.planner, done.letters)
             save(connection)
 
@@ -112,6 +122,7 @@ class Writer:
 
     def _write_large(self, units: Sequence[Unit], save: Callable[[Connection, Plan], None]) -> Plan:
         """In pieces, which no reader sees before the commit."""
+        kept, units = units, self._without_decided(units) if self._again else units
         alone = len(units) == 1
         # Among others it may stand anywhere: the guard has to be asked as in a replay.
         ends = self.planner.high_offsets if alone else dict.fromkeys(self.planner.sources.values(), OFFSET_MAX)
@@ -127,7 +138,9 @@ class Writer:
                         yield make_plan(by_pieces, [unit._replace(records=records)], self.holds)
 
         def save_and_drop(connection: Connection, done: Plan) -> None:
-            self.large.drop(units)
+            if self._again:
+                self._forget_letters(units)
+            self.large.drop(kept)
             save(connection, done)
 
         try:
@@ -138,7 +151,7 @@ class Writer:
             whole = [self.large.whole(unit) if unit.unloaded else unit for unit in units]
             plan = make_plan(self.planner, whole, self.holds)
             done = self.sink.apply(self.planner, whole, plan, self.holds, save_and_drop)
-        self.large.forget(units)
+        self.large.forget(kept)
         return done
 
     # --- dead letters -----------------------------------------------------------------------------------------------
@@ -147,6 +160,30 @@ class Writer:
         letters = self.connection.execute(query("open_letters"), self._relay).fetchall()
         self._status.letters = len(letters)
         self.holds = frozenset(tuple(hold) for _, _, holds, _ in letters for hold in holds)
+
+    def load_letters_read_again(self) -> None:
+        """Of a transaction that was parked or passed over, and of which only some is read again, nothing is applied."""
+        rows = self.connection.execute(query("letters_read_again"), self._relay).fetchall()
+        self._again = {(source, offset): is_anew for source, offset, is_anew in rows}
+
+    def _places(self, unit: Unit) -> Iterator[tuple[int, int]]:
+        """Of its records that have letters and come again."""
+        sources = self.planner.sources
+        for records in self.large.pieces(unit) if unit.unloaded else [unit.records]:
+            for record in records:
+                place = (sources[record.topic, record.partition], record.offset)
+                if place in self._again:
+                    yield place
+
+    def _without_decided(self, units: Sequence[Unit]) -> list[Unit]:
+        return [unit for unit in units if all(self._again[place] for place in self._places(unit))]
+
+    def _forget_letters(self, units: Sequence[Unit]) -> None:
+        """Of those that are judged anew."""
+        places = [place for unit in units for place in self._places(unit)]
+        if places:
+            values = {"sources": [source for source, _ in places], "offsets": [offset for _, offset in places]}
+            self.connection.execute(query("forget_letters"), self._relay | values)
 
     def settle(self, owned: Collection[int], check: Callable[[Connection], None]) -> None:
         """Applies what was queued for it, and what was only held behind letters that are settled now, in order.

@@ -123,9 +123,6 @@ SELECT source, fence FROM oncebox.position WHERE relay = %(relay)s AND source = 
 SELECT p.source, p.fence, p.next_offset, p.owner, p.owner_since
 FROM oncebox.position p WHERE p.relay = %(relay)s AND p.source = ANY(%(sources)s);
 
--- name: stop_waiting
-UPDATE oncebox.position SET waits_for = NULL WHERE relay = %(relay)s AND source = %(source)s;
-
 -- name: next_offsets
 SELECT source, next_offset FROM oncebox.position WHERE relay = %(relay)s;
 
@@ -224,6 +221,30 @@ FROM oncebox.dead_letter l JOIN oncebox.source s USING (source)
 WHERE l.relay = %(relay)s AND l.unit = %(unit)s AND l.state IN ('parked', 'held', 'queued')
 ORDER BY l.id FOR UPDATE OF l;
 
+-- name: letters_read_again
+-- Records that have letters and are to be read again. Those of a transaction of which all is read again are judged anew;
+-- where only some of it is, and as long as its letters are open, the letters say what becomes of it.
+WITH again AS (
+    SELECT DISTINCT l.unit
+    FROM oncebox.position p JOIN oncebox.dead_letter l USING (relay, source)
+    WHERE p.relay = %(relay)s AND l.record_offset >= p.next_offset AND NOT l.record_offset <@ p.applied_beyond
+      AND l.state <> 'replayed'
+), letters AS (
+    SELECT l.unit, l.source, l.record_offset, l.state IN ('parked', 'held', 'queued') AS is_open,
+           coalesce(l.record_offset >= p.next_offset AND NOT l.record_offset <@ p.applied_beyond, false) AS is_read
+    FROM again JOIN oncebox.dead_letter l USING (unit) LEFT JOIN oncebox.position p USING (relay, source)
+    WHERE l.relay = %(relay)s AND l.state <> 'replayed'
+)
+SELECT source, record_offset, bool_and(is_anew)
+FROM (SELECT *, bool_and(is_read AND NOT is_open) OVER (PARTITION BY unit) AS is_anew FROM letters) AS judged
+WHERE is_read GROUP BY source, record_offset;
+
+-- name: forget_letters
+-- What became of these records is told by their rows, or by other letters.
+DELETE FROM oncebox.dead_letter l USING unnest(%(sources)s::integer[], %(offsets)s::bigint[]) AS v(source, record_offset)
+WHERE l.relay = %(relay)s AND l.source = v.source AND l.record_offset = v.record_offset
+  AND l.state IN ('skipped', 'discarded');
+
 -- name: count_open_letters
 SELECT count(*) FROM oncebox.dead_letter WHERE relay = %(relay)s AND state IN ('parked', 'held', 'queued');
 
@@ -249,16 +270,30 @@ SELECT r.mode, r.owner, r.fence, r.paused,
 FROM oncebox.relay r WHERE r.relay = %(relay)s;
 
 -- name: partition_status
-SELECT s.topic, s.partition, p.next_offset, p.owner, extract(epoch FROM now() - p.record_at) * 1000
+SELECT s.topic, s.partition, p.next_offset, p.owner
 FROM oncebox.position p JOIN oncebox.source s USING (source)
 WHERE p.relay = %(relay)s ORDER BY s.topic, s.partition;
 
+-- name: applied_count
+-- Of offsets, markers included.
+SELECT coalesce(sum(p.next_offset + b.beyond), 0)::int8
+FROM oncebox.position p
+CROSS JOIN LATERAL (SELECT coalesce(sum(upper(r) - lower(r)), 0) AS beyond FROM unnest(p.applied_beyond) AS r) AS b
+WHERE p.relay = %(relay)s;
+
+-- name: take_positions
+-- Nobody moves them until they are moved.
+SELECT s.topic, s.partition, p.source, p.next_offset,
+       ARRAY(SELECT ARRAY[lower(r), upper(r)] FROM unnest(p.applied_beyond) AS r)
+FROM oncebox.position p JOIN oncebox.source s USING (source)
+WHERE p.relay = %(relay)s AND s.topic_id = ANY(%(topic_ids)s::uuid[]) ORDER BY p.source FOR UPDATE OF p;
+
 -- name: move_positions
 UPDATE oncebox.position p
-SET next_offset = v.next, start_offset = least(p.start_offset, v.next), applied_beyond = '{}',
+SET next_offset = v.next, start_offset = least(p.start_offset, v.next), applied_beyond = v.beyond::int8multirange,
     high_offset = greatest(p.high_offset, v.next), fence = p.fence + 1, updated_at = now()
-FROM oncebox.source s, unnest(%(partitions)s::integer[], %(offsets)s::bigint[]) AS v(partition, next)
-WHERE p.relay = %(relay)s AND p.source = s.source AND s.topic_id = %(topic_id)s AND s.partition = v.partition;
+FROM unnest(%(sources)s::integer[], %(nexts)s::bigint[], %(beyonds)s::text[]) AS v(source, next, beyond)
+WHERE p.relay = %(relay)s AND p.source = v.source;
 
 -- name: fence_relay
 UPDATE oncebox.relay SET fence = fence + 1, owner = NULL WHERE relay = %(relay)s;
@@ -266,20 +301,27 @@ UPDATE oncebox.relay SET fence = fence + 1, owner = NULL WHERE relay = %(relay)s
 -- name: forget_feed
 DELETE FROM oncebox.feed_position WHERE relay = %(relay)s;
 
--- name: forget_topic
--- Positions of other incarnations, and letters that nobody can replay any more.
+-- name: forget_topics
+-- Positions of other incarnations, letters that nobody can replay any more, and those of which all is read again. (A
+-- transaction that wrote other topics too stays parked: its letters have all of it.)
 WITH gone AS (
     DELETE FROM oncebox.position p USING oncebox.source s
-    WHERE p.relay = %(relay)s AND p.source = s.source AND s.topic = %(topic)s AND s.topic_id <> %(topic_id)s
+    WHERE p.relay = %(relay)s AND p.source = s.source AND s.topic = ANY(%(topics)s)
+      AND NOT s.topic_id = ANY(%(topic_ids)s::uuid[])
 )
-UPDATE oncebox.dead_letter l SET state = 'discarded', resolved_at = now()
-FROM oncebox.source s
-WHERE l.relay = %(relay)s AND l.source = s.source AND s.topic = %(topic)s AND l.state IN ('parked', 'held', 'queued');
+UPDATE oncebox.dead_letter SET state = 'discarded', resolved_at = now()
+WHERE relay = %(relay)s AND state IN ('parked', 'held', 'queued') AND unit IN (
+    SELECT l.unit FROM oncebox.dead_letter l JOIN oncebox.source s USING (source)
+    WHERE l.relay = %(relay)s AND l.state IN ('parked', 'held', 'queued')
+    GROUP BY l.unit
+    HAVING bool_and(s.topic = ANY(%(topics)s))
+        OR bool_or(s.topic = ANY(%(topics)s) AND NOT s.topic_id = ANY(%(topic_ids)s::uuid[]))
+);
 
 -- name: reset_position
 -- The row stays, so that its fence only ever rises.
 UPDATE oncebox.position SET start_offset = %(offset)s, next_offset = %(offset)s, high_offset = %(offset)s,
-       applied_beyond = '{}', waits_for = NULL, record_at = NULL, fence = fence + 1, updated_at = now()
+       applied_beyond = '{}', record_at = NULL, fence = fence + 1, updated_at = now()
 WHERE relay = %(relay)s AND source = %(source)s;
 
 -- name: forget_table

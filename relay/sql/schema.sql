@@ -54,8 +54,8 @@ CREATE TABLE oncebox.position (
     -- Partition mode: whose partition it is.
     owner text,
     owner_since timestamptz,
-    -- A partition that was added to its topic waits until those before it are applied so far:
-    -- {"source": next_offset}; null: it waits for nothing.
+    -- A partition that was added to its topic is read only while those before it are applied so far:
+    -- {"source": next_offset}. Kept for good: after a rebuild all of it is read again. Null: it was there from the start.
     waits_for jsonb,
     -- The timestamp of the newest record applied.
     record_at timestamptz,
@@ -78,6 +78,7 @@ CREATE TABLE oncebox.feed_position (
 --   held      good, but stands behind a parked record of one of its rows (or of its record key, or of its transaction)
 --   queued    to be applied by the relay that owns its partition, because somebody asked for it
 --   replayed  applied since          skipped   passed over by the policy `skip`          discarded  given up by somebody
+-- One that was skipped or discarded is deleted when all of its transaction is read again (after a rewind), and judged anew.
 CREATE TABLE oncebox.dead_letter (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     relay text NOT NULL REFERENCES oncebox.relay,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # More than one session with a few batches has.
 POINTS = 75
 TRANSACTIONS = 400
+# Where nothing is left to do there are a few exchanges each second still.
+CUT_LIMIT_S = 60.0
 
 
 async def transfers(one: Coordinators, names: list[str]) -> dict[str, int]:
@@ -60,6 +62,16 @@ async def transfers(one: Coordinators, names: list[str]) -> dict[str, int]:
 async def _passed_on(stop: asyncio.Event, to: threading.Event) -> None:
     await stop.wait()
     to.set()
+
+
+async def session(settings: RelaySettings, stop: asyncio.Event) -> None:
+    given = (settings, "under-test", Status(name=settings.name, instance="under-test"))
+    if settings.mode == "transaction":
+        await TransactionSession(*given, stop).run()
+        return
+    stop_thread = threading.Event()
+    asyncio.get_running_loop().create_task(_passed_on(stop, stop_thread))
+    await asyncio.to_thread(lambda: PartitionSession(*given, stop_thread).run())
 
 
 PAIRS = "SELECT id, pair FROM one WHERE pair >= 0 UNION ALL SELECT id, pair FROM other WHERE pair >= 0"
@@ -101,30 +113,21 @@ async def test_a_cut_after_every_exchange_loses_and_doubles_nothing(
     relays.configure(sections, mode=mode, feed_topic=one.feed_topic, limits={"batch_rows": 6}, session_ms=6000)
     settings = load(RelaySettings, file=relays.config)
 
-    async def session(stop: asyncio.Event) -> None:
-        given = (settings, "under-test", Status(name=settings.name, instance="under-test"))
-        if mode == "transaction":
-            await TransactionSession(*given, stop).run()
-            return
-        stop_thread = threading.Event()
-        asyncio.get_running_loop().create_task(_passed_on(stop, stop_thread))
-        await asyncio.to_thread(lambda: PartitionSession(*given, stop_thread).run())
-
     cuts = 0
     for point in points:
         stop = asyncio.Event()
         cutter.left = point
         try:
-            cuts += await cutter.run(session(stop), limit_s=5)
+            cuts += await cutter.run(session(settings, stop), limit_s=CUT_LIMIT_S)
         finally:
             stop.set()
         if relays.rows("SELECT to_regclass('oncebox.position') IS NOT NULL") == [(True,)]:
             pairs = dict(relays.rows(PAIRS))
             assert mode == "partition" or pairs == after(max(pairs.values(), default=-1))
-    assert cuts > len(points) // 2
+    assert cuts == len(points)
 
     stop = asyncio.Event()
-    running = asyncio.create_task(session(stop))
+    running = asyncio.create_task(session(settings, stop))
     rows = "SELECT id, amount FROM one UNION ALL SELECT id, amount FROM other"
     try:
         await asyncio.to_thread(
@@ -137,3 +140,98 @@ async def test_a_cut_after_every_exchange_loses_and_doubles_nothing(
         1 for number in range(0, TRANSACTIONS, 10) if number % 2 == 0
     )
     assert relays.rows("SELECT count(*), count(DISTINCT (id, pair)) FROM log") == [(first, first)]
+
+
+async def with_deletes_and_bad_records(one: Coordinators, names: list[str]) -> tuple[dict[str, int], int]:
+    """What the tables hold once all that is bad is mended, and how many rows the first topic has. Of a bad transaction
+    one record is bad; the next one writes the same rows.
+    """
+    expected: dict[str, int] = {}
+    inserts = 0
+    async with Producer(one.bootstrap_servers, one.addresses[0], transactional_id=f"y-{uuid.uuid4().hex[:6]}") as mine:
+        for number in range(TRANSACTIONS):
+            is_bad, is_delete = number % 12 == 5, number % 4 == 2
+            which = number - number % 12 if number % 12 in {5, 6} else number % 7
+            kind = "mended" if number % 12 in {5, 6} else "a"
+            rows = {f"{kind}{which}": number, f"{kind}-other{which}": -number}
+            async with mine.transaction() as transaction:
+                for topic, (row, amount) in zip(names, rows.items(), strict=True):
+                    told = "bad" if is_bad and amount < 0 else amount
+                    value = json.dumps({"id": row, "pair": number, "amount": told}).encode()
+                    gone = is_delete and topic == names[1]
+                    await transaction.send(topic, None if gone else value, key=row.encode())
+                    expected[row] = MENDED if told == "bad" else amount
+                    if gone:
+                        del expected[row]
+            inserts += 1
+    return expected, inserts
+
+
+MENDED = 7
+MEND = (
+    "UPDATE oncebox.dead_letter SET state = 'queued', "
+    f"value = convert_to(replace(convert_from(value, 'utf8'), '\"bad\"', '{MENDED}'), 'utf8') "
+    "WHERE state = 'parked' AND unit IN "
+    "(SELECT unit FROM oncebox.dead_letter WHERE state = 'parked' ORDER BY unit LIMIT {})"
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "points"),
+    [
+        ("transaction", range(20, POINTS + 1, 3)),
+        ("partition", range(30, POINTS + 1, 6)),
+        pytest.param("transaction", range(1, POINTS + 1), marks=pytest.mark.long),
+        pytest.param("partition", range(1, POINTS + 1), marks=pytest.mark.long),
+    ],
+    ids=["transaction", "partition", "transaction-all", "partition-all"],
+)
+async def test_a_cut_while_rows_are_deleted_parked_and_replayed(
+    shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays, cutter: Cutter, mode: str, points: range
+) -> None:
+    one = shared_coordinator
+    names = [new_topic(), new_topic(partitions=2)]
+    for table in ("one", "other"):
+        relays.run(f"CREATE TABLE {table} (id text PRIMARY KEY, pair bigint, amount bigint, {GUARD})")
+    relays.run("CREATE TABLE log (id text, pair bigint, amount bigint)")
+    expected, inserts = await with_deletes_and_bad_records(one, names)
+    sections: list[dict[str, Any]] = [
+        {"topic": topic, "table": table, "key": ["id"]} for topic, table in zip(names, ("one", "other"), strict=True)
+    ]
+    sections.append({"topic": names[0], "table": "log", "insert_mode": "insert", "guard": False})
+    relays.configure(
+        sections, mode=mode, feed_topic=one.feed_topic, limits={"batch_rows": 6}, session_ms=6000, on_error="park"
+    )
+    settings = load(RelaySettings, file=relays.config)
+    cuts = 0
+    for point in points:
+        stop = asyncio.Event()
+        cutter.left = point
+        try:
+            cuts += await cutter.run(session(settings, stop), limit_s=CUT_LIMIT_S)
+        finally:
+            stop.set()
+        if relays.rows("SELECT to_regclass('oncebox.dead_letter') IS NOT NULL") == [(True,)]:
+            assert relays.rows("SELECT count(*) - count(DISTINCT pair) FROM log") == [(0,)]
+            # The next session has one to replay, and most of the time some to park.
+            relays.run(MEND.format(1))
+    assert cuts == len(points)
+
+    stop = asyncio.Event()
+    running = asyncio.create_task(session(settings, stop))
+    rows = "SELECT id, amount FROM one UNION ALL SELECT id, amount FROM other"
+
+    def is_done() -> bool:
+        relays.run(MEND.format(1000))
+        return dict(relays.rows(rows)) == expected and not relays.rows(
+            "SELECT FROM oncebox.dead_letter WHERE state <> 'replayed'"
+        )
+
+    try:
+        await asyncio.to_thread(relays.wait_until, is_done, lambda: str(relays.rows(rows)))
+    finally:
+        stop.set()
+        await running
+    assert relays.rows("SELECT count(*), count(DISTINCT pair) FROM log") == [(inserts, inserts)]
+    replayed = "SELECT count(*) > 0, count(*) = count(DISTINCT (source, record_offset)) FROM oncebox.dead_letter"
+    assert relays.rows(replayed) == [(True, True)]

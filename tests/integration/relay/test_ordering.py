@@ -236,7 +236,7 @@ def test_two_topics_give_the_same_rows_in_any_order(
             # Killed anywhere in it, and gone on with by another, which reads one topic once more.
             running.kill()
             with Control(settings) as control:
-                control.rewind(topics[step % 2], EARLIEST)
+                control.rewind(topics[step % 2], to=EARLIEST)
             running = relays.start()
         relays.wait_for("SELECT sum(next_offset) FROM oncebox.position", [(sent,)])
     assert not any(left)
@@ -244,7 +244,7 @@ def test_two_topics_give_the_same_rows_in_any_order(
     # From the begin, in whatever order the topics are read; and anew, with nothing remembered.
     with Control(settings) as control:
         for topic in topics:
-            control.rewind(topic, EARLIEST)
+            control.rewind(topic, to=EARLIEST)
     relays.wait_for("SELECT sum(next_offset) FROM oncebox.position", [(sent,)])
     assert relays.rows(ROWS) == EXPECTED
     with Control(settings) as control:

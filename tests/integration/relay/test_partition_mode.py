@@ -8,12 +8,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pytest
 from confluent_kafka import Producer
 
+from oncebox.settings import load
+from relay import partition_mode
+from relay.config import RelaySettings
+from relay.partition_mode import PartitionSession
+from relay.status import Status
 from tests.support.relay import GUARD, Relays, call
 
 if TYPE_CHECKING:
     from oncebox.local import LocalKafka
+    from tests.support.coordinator import Coordinators
     from tests.support.kafka import TopicFactory
 
 ORDERS = f"CREATE TABLE orders (id bigint PRIMARY KEY, version integer, {GUARD})"
@@ -118,7 +125,7 @@ def test_partitions_that_are_added_wait_for_those_before(
     relays.start()
     relays.wait_for(COUNT, [(5000, 15000)])
     assert relays.rows("SELECT count(DISTINCT oncebox_source) FROM orders") == [(3,)]
-    assert relays.rows("SELECT count(*) FROM oncebox.position WHERE waits_for IS NOT NULL") == [(0,)]
+    assert relays.rows("SELECT count(*) FROM oncebox.position WHERE waits_for IS NOT NULL") == [(2,)], "kept"
 
 
 def test_a_bad_record_stops_it_with_its_place(kafka: LocalKafka, new_topic: TopicFactory, relays: Relays) -> None:
@@ -182,6 +189,92 @@ def test_it_is_paused_though_the_database_is_slower_than_the_topic(
     relays.run("DROP TRIGGER slow ON orders")
     call(relay, "Resume")
     relays.wait_for("SELECT count(*) FROM orders", [(sent,)])
+
+
+def test_a_topic_that_is_made_again_while_it_runs_is_not_taken_for_the_former_one(
+    kafka: LocalKafka, new_topic: TopicFactory, relays: Relays
+) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    topic = new_topic()
+    relays.run(ORDERS)
+    relays.configure([{"topic": topic, "table": "orders", "key": ["id"]}])
+    produce(kafka, topic, range(10), 1)
+    relay = relays.start()
+    relays.wait_for("SELECT next_offset FROM oncebox.position", [(10,)])
+    call(relay, "Pause")
+    relays.wait_until(lambda: call(relay, "GetStatus") == "PAUSED", relay.log_tail)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.delete_topics([topic])[topic].result(30)
+    relays.wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, lambda: "deleted")
+    new_topic(topic)
+    # Longer than the former one.
+    produce(kafka, topic, range(100, 130), 2)
+    if relay.running:
+        relays.run("UPDATE oncebox.relay SET paused = false")
+    # (It may notice in between, when the topic is not there.)
+    assert relay.wait() == 1
+    assert relay.log_contains("was deleted and made again|does not exist"), relay.log_tail()
+    assert relays.rows(COUNT) == [(10, 10)]
+    relays.run("UPDATE oncebox.relay SET paused = false")
+    relay = relays.start()
+    assert relay.wait() == 1
+    assert f"`oncebox relay rebuild --topic {topic}` begins anew" in relay.log_tail()
+
+
+def test_partitions_that_are_added_while_it_runs(
+    kafka: LocalKafka, new_topic: TopicFactory, relays: Relays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(partition_mode, "METADATA_REFRESH_MS", 500)
+    topic = new_topic(partitions=1)
+    relays.run(ORDERS)
+    relays.configure([{"topic": topic, "table": "orders", "key": ["id"]}], limits={"batch_rows": 100})
+    settings = load(RelaySettings, file=relays.config)
+    stop = threading.Event()
+    session = PartitionSession(settings, "under-test", Status(name=relays.name, instance="under-test"), stop)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(session.run)
+        try:
+            produce(kafka, topic, range(5000), 1)
+            relays.wait_for(COUNT, [(5000, 5000)])
+            produce(kafka, topic, range(5000), 2)
+            admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+            admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+            relays.wait_until(
+                lambda: len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 3, lambda: "partitions"
+            )
+            produce(kafka, topic, range(5000), 3)
+            relays.wait_for(COUNT, [(5000, 15000)])
+        finally:
+            stop.set()
+        running.result(30)
+    assert relays.rows("SELECT count(DISTINCT oncebox_source) FROM orders") == [(3,)]
+
+
+@pytest.mark.parametrize("when", ["IMMEDIATE", "DEFERRED"])
+@pytest.mark.parametrize("mode", ["partition", "transaction"])
+def test_transactions_that_postgres_cannot_serialize_are_tried_again(
+    kafka: LocalKafka, shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays, mode: str, when: str
+) -> None:
+    topic = new_topic()
+    relays.run("CREATE TABLE log (id bigint, version integer); CREATE SEQUENCE attempts")
+    # (What a sequence has counted is not undone.)
+    relays.run(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('attempts') <= 5 THEN RAISE "
+        "EXCEPTION 'could not serialize access' USING ERRCODE = '40001'; END IF; RETURN NULL; END $$;"
+        "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON log DEFERRABLE "
+        f"INITIALLY {when} FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    table = {"topic": topic, "table": "log", "insert_mode": "insert", "guard": False}
+    relays.configure([table], mode=mode, feed_topic=shared_coordinator.feed_topic, on_error="park")
+    produce(kafka, topic, range(100), 1)
+    relay = relays.start()
+    relays.wait_for("SELECT count(*), count(DISTINCT id) FROM log", [(100, 100)])
+    assert relays.rows("SELECT last_value > 5 FROM attempts") == [(True,)]
+    assert relays.rows("SELECT count(*) FROM oncebox.dead_letter") == [(0,)]
+    assert not relay.log_contains("tries again"), "at once"
 
 
 def test_sigint_ends_it_cleanly(kafka: LocalKafka, new_topic: TopicFactory, relays: Relays) -> None:

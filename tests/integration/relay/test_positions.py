@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as NativeTopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 import relay.transaction_mode
@@ -20,7 +21,7 @@ from relay.config import RelaySettings
 from relay.database import connect, ensure_sources, migrate, register
 from relay.kafka import KafkaAdmin
 from relay.plan import Unit
-from relay.positions import OwnPartitions, begin, stop_waiting
+from relay.positions import OwnPartitions, begin, freed, prune
 from relay.queries import query
 from relay.status import Status
 from relay.transaction_mode import TransactionSession
@@ -102,10 +103,10 @@ def test_what_an_added_partition_waits_for(
     with connect(settings, "test") as connection:
         rows = connection.execute("SELECT source, waits_for FROM oncebox.position").fetchall()
         waits = {source: {int(key): end for key, end in ends.items()} for source, ends in rows if ends}
-        assert stop_waiting(connection, settings.name, waits) == []
+        assert freed(connection, settings.name, waits) == []
         connection.execute("UPDATE oncebox.position SET next_offset = 1, high_offset = 1 WHERE waits_for IS NULL")
-        assert stop_waiting(connection, settings.name, waits) == list(waits)
-    assert begun(settings) == {0: (1, None), 1: (0, None)}
+        assert freed(connection, settings.name, waits) == list(waits)
+    assert begun(settings) == {0: (1, None), 1: (0, {0: 1})}, "not forgotten: a rebuild reads it all again"
 
 
 # --- fences ---------------------------------------------------------------------------------------------------------
@@ -142,6 +143,55 @@ def test_nobody_commits_for_a_partition_that_another_has_taken(database: str) ->
         assert mine.execute(
             "SELECT next_offset, (SELECT count(*) FROM public.orders) FROM oncebox.position"
         ).fetchall() == [(3, 0)]
+
+
+def test_the_session_of_a_former_owner_is_found_however_long_its_host_is_called(database: str) -> None:
+    settings = settings_of(database, mode="partition")
+    host = ".".join(["a-name-as-clouds-give-it"] * 5)
+    with connect(settings, f"{host}-17-aaaaaa") as former, connect(settings, f"{host}-18-bbbbbb") as other:
+        migrate(other)
+        register(other, settings, [])
+        sources = ensure_sources(other, TOPIC_IDS, [("orders", 0)])
+        given = {"relay": "test", "source": sources["orders", 0], "offset": 0, "waits_for": None}
+        other.execute(query("ensure_position"), given)
+        OwnPartitions("test", f"{host}-17-aaaaaa").take(former, sources, [("orders", 0)])
+        with connect(settings, f"{host}-19-cccccc") as later:
+            OwnPartitions("test", f"{host}-19-cccccc").take(later, sources, [("orders", 0)])
+        with pytest.raises(psycopg.OperationalError):
+            former.execute("SELECT 1")
+        assert other.execute("SELECT 1").fetchone() == (1,), "another process of that host"
+
+
+def test_tombstones_are_forgotten_once_nothing_older_is_left(
+    kafka: LocalKafka, new_topic: TopicFactory, database: str
+) -> None:
+    topic = new_topic()
+    settings = settings_of(database, kafka.bootstrap_servers, topic)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for _ in range(10):
+        producer.produce(topic, b"{}", partition=0)
+    producer.flush(30)
+    begun(settings)
+    admin = KafkaAdmin(kafka_settings(settings.kafka, client_id="test"))
+    left = "SELECT record_offset, ordering FROM oncebox.tombstone ORDER BY 1, 2"
+    with connect(settings, "test") as connection:
+        sources = {(topic, 0): connection.execute("SELECT source FROM oncebox.position").fetchall()[0][0]}
+        for offset in range(10):
+            connection.execute(
+                "INSERT INTO oncebox.tombstone VALUES ('t', to_jsonb(ARRAY[%(at)s]), %(source)s, %(at)s, NULL), "
+                "('ordered', to_jsonb(ARRAY[%(at)s]), %(source)s, %(at)s, 1)",
+                {"at": offset, "source": sources[topic, 0]},
+            )
+        prune(connection, admin, sources)
+        assert len(connection.execute(left).fetchall()) == 20
+        asked = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        at = NativeTopicPartition(topic, 0, 7)
+        asked.delete_records([at])[at].result(30)
+        prune(connection, admin, sources)
+        assert connection.execute(left).fetchall() == [
+            *((offset, 1) for offset in range(7)),
+            *((offset, ordering) for offset in range(7, 10) for ordering in (1, None)),
+        ]
 
 
 def test_of_two_that_see_a_silent_owner_one_takes_over_and_is_left_alone(

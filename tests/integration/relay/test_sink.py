@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from oncebox.wire import TopicPartition
 from relay.plan import StopError, Unit, make_plan
 from relay.queries import query
 from relay.schema_changes import change_table
@@ -439,3 +440,13 @@ def test_a_deadlock_is_tried_again(bench: MakeBench) -> None:
         other.commit()
         applied.result(30)
     assert state(made) == [(1, "b"), (2, "b")]
+
+
+def test_a_table_that_is_gone_is_told_also_where_nothing_is_in_memory(bench: MakeBench) -> None:
+    """Of a large transaction all records may wait in the database."""
+    made = bench(ORDERS, [ORDERS_SECTION])
+    made.connection.execute("DROP TABLE orders")
+    large = Unit((), "writer", 7, {TopicPartition("orders", 0): 0})
+    plan = make_plan(made.planner, [Unit([record(0, b'{"id": 1, "state": "a"}')])], frozenset())
+    with pytest.raises(RelayError, match=r'relation "public\.orders" does not exist .*: mend it and start'):
+        made.sink.apply_pieces([large], lambda: [plan], lambda *_: None)

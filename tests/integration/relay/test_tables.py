@@ -93,6 +93,10 @@ def test_created_evolved_checked_and_told(kafka: LocalKafka, new_topic: TopicFac
     assert "problem" in command(relays, "check").stdout
     listed = command(relays, "dead-letters", "list")
     assert f"parked  {topic} partition 0 offset 6: Expected `int" in listed.stdout, listed.stderr
+    for words in (("replay", "999"), ("discard", "999")):
+        refused = command(relays, "dead-letters", *words)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "there is no" in refused.stderr
     assert "1 discarded" in command(relays, "dead-letters", "discard", listed.stdout.split()[0]).stdout
     send(kafka, topic, {"id": "no number either"})
     relays.wait_for("SELECT state FROM oncebox.dead_letter WHERE state <> 'discarded'", [("parked",)])
@@ -121,6 +125,17 @@ def test_created_evolved_checked_and_told(kafka: LocalKafka, new_topic: TopicFac
     assert f"{topic}:0  from 0" in command(relays, "rebuild", "--topic", topic, "--yes").stdout
     relays.wait_for("SELECT id FROM made WHERE id IN (1, 9, 1000) ORDER BY id", [(1,), (9,)])
     assert "unknown" in command(relays, "rewind", "--topic", "unknown", "--to", "earliest").stderr
+
+
+def test_the_check_says_what_is_left_out(kafka: LocalKafka, new_topic: TopicFactory, relays: Relays) -> None:
+    topic = new_topic()
+    send(kafka, topic, {"id": 1, "size": 3})
+    table = {"topic": topic, "table": "made", "key": ["id"], "auto_create": True, "columns": {"id": "bigint"}}
+    relays.configure([table])
+    assert "auto_evolve" not in command(relays, "check").stdout
+    relays.configure([table | {"auto_evolve": True}])
+    checked = command(relays, "check")
+    assert 'ok      "public"."made": `columns` says what is taken, so that auto_evolve adds nothing' in checked.stdout
 
 
 def test_a_key_that_is_deferrable_is_refused(kafka: LocalKafka, new_topic: TopicFactory, relays: Relays) -> None:

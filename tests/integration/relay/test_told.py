@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any
@@ -20,20 +21,24 @@ if TYPE_CHECKING:
     from tests.support.kafka import TopicFactory
 
 
-def send(kafka: LocalKafka, topic: str, *values: object) -> None:
+def send(kafka: LocalKafka, topic: str, *values: object, at_ms: int = 0) -> None:
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number, value in enumerate(values):
-        producer.produce(topic, json.dumps(value).encode(), key=b"%d" % number)
+        producer.produce(topic, json.dumps(value).encode(), key=b"%d" % number, timestamp=at_ms)
     producer.flush(30)
 
 
 def asked(relays: Relays, *words: str, code: int = 0) -> Any:
-    command = [sys.executable, "-c", "from oncebox.cli import main; main()", "relay", *words, "--json"]
+    return json.loads(run(relays, *words, "--json", code=code))
+
+
+def run(relays: Relays, *words: str, code: int = 0) -> str:
+    command = [sys.executable, "-c", "from oncebox.cli import main; main()", "relay", *words]
     done = subprocess.run(
         [*command, "--config", str(relays.config)], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == code, done.stderr
-    return json.loads(done.stdout)
+    return done.stdout
 
 
 def metrics(relay: ChildProcess) -> dict[str, float]:
@@ -72,6 +77,19 @@ def test_metrics_and_json(kafka: LocalKafka, new_topic: TopicFactory, relays: Re
     assert shown[f"oncebox_relay_dead_letters{{{mine}}}"] == 1
     assert shown[f"oncebox_relay_lag_records{at}"] == 0
     assert f"oncebox_relay_lag_seconds{at}" in shown
+    # What it has not applied yet is as old as the oldest of it, whenever something was applied before.
+    assert shown[f"oncebox_relay_lag_seconds{at}"] == 0
+    run(relays, "pause")
+    relays.wait_until(lambda: metrics(relay)[f'oncebox_relay_state{{{mine},state="PAUSED"}}'] == 1, relay.log_tail)
+    for age_s in (3600, 0):
+        send(kafka, topic, {"id": 3}, at_ms=int((time.time() - age_s) * 1000))
+    shown = metrics(relay)
+    assert shown[f"oncebox_relay_lag_records{at}"] == 2
+    assert 3600 <= shown[f"oncebox_relay_lag_seconds{at}"] < 4200
+    (place,) = asked(relays, "status")["partitions"]
+    assert 3_600_000 <= place["lag_ms"] < 4_200_000
+    assert asked(relays, "status")["offsets_per_second"] == 0
+    assert "applies 0 offsets/s" in run(relays, "status")
     assert {name.partition("{")[0] for name in shown} == documented(), "every one is looked at"
 
 

@@ -14,7 +14,10 @@ import pytest
 from confluent_kafka import Producer as StockProducer
 
 from oncebox import Producer
-from tests.support.relay import GUARD, Relays, commit
+from oncebox.settings import load
+from relay.config import RelaySettings
+from relay.control import Control
+from tests.support.relay import GUARD, Relays, call, commit
 
 if TYPE_CHECKING:
     from tests.support.coordinator import Coordinators
@@ -195,6 +198,60 @@ async def test_one_that_stood_still_is_refused(
     assert (await asyncio.to_thread(standby.stop), await asyncio.to_thread(active.stop)) == (0, 0)
 
 
+async def test_who_stood_by_sees_tables_as_they_are_when_it_takes_over(
+    shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays
+) -> None:
+    one = shared_coordinator
+    names = [new_topic(), new_topic(), new_topic()]
+    await asyncio.to_thread(prepare, relays, one, names, on_error="park")
+    active = await asyncio.to_thread(relays.start)
+    await asyncio.to_thread(relays.wait_until, lambda: active.log_contains("active with fence"), active.log_tail)
+    standby = await asyncio.to_thread(relays.start)
+    await asyncio.to_thread(relays.wait_until, lambda: call(standby, "GetStatus") == "STANDBY", standby.log_tail)
+    relays.run("ALTER TABLE debtors ADD COLUMN note text, ALTER COLUMN amount TYPE numeric")
+    await asyncio.to_thread(active.kill)
+    await commit(one, "later", names[0], {"id": "a", "amount": 1.5, "note": "new"})
+    await asyncio.to_thread(relays.wait_for, "SELECT id, amount::text, note FROM debtors", [("a", "1.5", "new")])
+    assert relays.rows("SELECT count(*) FROM oncebox.dead_letter") == [(0,)]
+
+
+async def test_a_parked_transaction_is_replayed_whole(
+    shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays
+) -> None:
+    """Three letters, one of them bad, in two tables; and a transaction that was held behind it."""
+    one = shared_coordinator
+    names = [new_topic(), new_topic(), new_topic()]
+    await asyncio.to_thread(prepare, relays, one, names, on_error="park")
+    await asyncio.to_thread(relays.start)
+    async with Producer(
+        one.bootstrap_servers, one.addresses[0], transactional_id=f"parked-{uuid.uuid4().hex[:6]}"
+    ) as mine:
+        for amounts in ([1, "bad", 3], [4, 5]):
+            async with mine.transaction() as transaction:
+                for row, amount in enumerate(amounts):
+                    value = json.dumps({"id": str(row), "amount": amount}).encode()
+                    await transaction.send(names[row % 2], value, key=str(row).encode())
+
+    def check() -> None:
+        letters = "SELECT state, count(*), count(DISTINCT unit) FROM oncebox.dead_letter GROUP BY 1 ORDER BY 1"
+        both = "SELECT id, amount FROM debtors UNION ALL SELECT id, amount FROM creditors ORDER BY id"
+        relays.wait_for(letters, [("held", 2, 1), ("parked", 3, 1)])
+        assert relays.rows(both) == []
+        numbers = dict(
+            relays.rows("SELECT convert_from(key, 'utf8'), id FROM oncebox.dead_letter WHERE state = 'parked'")
+        )
+        with Control(load(RelaySettings, file=relays.config)) as control:
+            assert control.replay(numbers["2"]) == 3, "whichever is named"
+            relays.wait_for(letters, [("held", 2, 1), ("parked", 3, 1)])
+            assert relays.rows(both) == [], "it is bad still"
+            control.fix(numbers["1"], b'{"id": "1", "amount": 2}')
+            assert control.replay(numbers["0"]) == 3
+        relays.wait_for(letters, [("replayed", 5, 2)])
+        assert relays.rows(both) == [("0", 4), ("1", 5), ("2", 3)]
+
+    await asyncio.to_thread(check)
+
+
 async def test_partitions_that_are_added_wait_for_those_before(
     shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays
 ) -> None:
@@ -246,9 +303,7 @@ async def test_partitions_that_are_added_wait_for_those_before(
     await write(5, 2)
     await asyncio.to_thread(relays.wait_for, versions, [(5, 5, rows)])
     assert relay.log_contains(f"{topic} has a new partition 2")
-    await asyncio.to_thread(
-        relays.wait_for, "SELECT count(*) FROM oncebox.position WHERE waits_for IS NOT NULL", [(0,)]
-    )
+    assert relays.rows("SELECT count(*) FROM oncebox.position WHERE waits_for IS NOT NULL") == [(2,)], "kept"
 
 
 async def test_a_table_that_is_dropped_stops_it_with_the_place(
@@ -303,12 +358,6 @@ async def test_a_compacted_topic(
 
 
 async def test_rewind_and_rebuild(shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays) -> None:
-    from pathlib import Path
-
-    from oncebox.settings import load
-    from relay.config import RelaySettings
-    from relay.control import Control
-
     one = shared_coordinator
     names = [new_topic(partitions=2), new_topic(), new_topic()]
     await asyncio.to_thread(prepare, relays, one, names)
@@ -316,12 +365,12 @@ async def test_rewind_and_rebuild(shared_coordinator: Coordinators, new_topic: T
     await bank(one, names, 0, 30, balances)
     relay = await asyncio.to_thread(relays.start)
     await asyncio.to_thread(relays.wait_until, lambda: copied(relays) == balances, lambda: "first copy")
-    settings = load(RelaySettings, file=Path(relays.config))
+    settings = load(RelaySettings, file=relays.config)
 
     def change() -> None:
         with Control(settings) as control:
-            control.rewind(names[0], -2)
-            control.rewind(names[1], 0, partition=0)
+            control.rewind(names[0], to=-2)
+            control.rewind(names[1], to=0, partition=0)
             relays.run("UPDATE fees SET amount = 7")
             control.rebuild(names[2])
             control.set_paused(paused=True)

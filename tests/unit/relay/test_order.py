@@ -13,7 +13,7 @@ from oncebox.v1 import manifest_pb2, transaction_pb2
 from oncebox.wire import TopicPartition
 from relay.mapping import RowMapper
 from relay.order import is_done, overtaken
-from relay.plan import Planner, Unit, rows_of
+from relay.plan import Piece, Planner, rows_of
 from relay.types import Column, TableName, Target
 
 TOPIC_ID = uuid.uuid4()
@@ -60,22 +60,21 @@ def story(second_row: str, *, has_key: bool, unloads: bool = False) -> list[obje
     assembly.records(A, [record(A, offset, row, has_key=has_key) for offset, row in rows])
     if unloads:
         assert assembly.unload(1) is not None
-    units: list[Unit] = []
+    pieces: list[Piece] = []
     told: list[object] = []
     for late in ([], [record(B, 0, "z", has_key=has_key)]):
         assembly.records(B, late)
         for item in assembly.release():
             assembly.done(item)
             whole = item.transaction()
-            records = [each for some in whole.records.values() for each in some]
-            units.append(Unit(records, unloaded=whole.unloaded))
+            pieces.append(Piece(whole.records, whole.unloaded))
         given = (assembly.waiting, assembly.first_unloaded, partial(rows_of, PLANNER))
-        found = overtaken(units, assembly.positions(), *given)
+        found = overtaken(pieces, assembly.positions(), *given)
         assert found is None or not is_done(assembly.positions()[found[0]], found[1])
         assert found is None or not assembly.is_whole(*found)
         assert found is None or assembly.needed_for(*found) == {B}
         told.append(found)
-    assert len(units) == 2
+    assert len(pieces) == 2
     assert assembly.is_whole(A, 0)
     return told
 
@@ -107,10 +106,10 @@ def test_a_transaction_that_was_unloaded_waits_for_all_that_stands_before_it() -
     assert part is not None
     assert part.transactional_id == "large"
     assembly.records(A, [record(A, 3, "d", has_key=False)])
-    units = []
+    pieces = []
     for item in assembly.release():
         assembly.done(item)
-        units.append(Unit(item.transaction().records[A], unloaded=item.transaction().unloaded))
+        pieces.append(Piece(item.transaction().records, item.transaction().unloaded))
     given = (assembly.waiting, assembly.first_unloaded, partial(rows_of, PLANNER))
-    assert [unit.unloaded for unit in units] == [{A: 2}]
-    assert overtaken(units, assembly.positions(), *given) == (A, 1)
+    assert [piece.unloaded for piece in pieces] == [{A: 2}]
+    assert overtaken(pieces, assembly.positions(), *given) == (A, 1)
