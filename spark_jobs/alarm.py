@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from spark_jobs.database import RowState, decode_key, identity, row_states
 from spark_jobs.findings import Finding, Kind, Sample, Settled
 from spark_jobs.snapshot import Snapshot, as_mapping, read_positions
+from spark_jobs.transforms.difference import EXTRA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +58,9 @@ def is_right_now(
     return positions[number].has_applied(offset) and not was_applied
 
 
-def table_findings(run: Run, table: Table, settled: Sequence[Settled], counts: Mapping[str, int]) -> list[Finding]:
+def table_findings(
+    run: Run, table: Table, settled: Sequence[Settled], counts: Mapping[str, int], *, is_more_outside: bool = False
+) -> list[Finding]:
     """Counts are of all suspects; those beyond the limit are taken to be what the settled ones of their opinion are."""
     looked_at: dict[str, int] = {}
     kinds: dict[tuple[str, Kind], list[Settled]] = {}
@@ -68,13 +71,19 @@ def table_findings(run: Run, table: Table, settled: Sequence[Settled], counts: M
             kinds.setdefault((opinion, each.kind), []).append(each)
     totals: dict[Kind, int] = {}
     samples: dict[Kind, list[Sample]] = {}
+    how: dict[Kind, str] = {}
     for (opinion, kind), members in kinds.items():
         share = len(members) / looked_at[opinion]
-        totals[kind] = totals.get(kind, 0) + max(round(counts.get(opinion, looked_at[opinion]) * share), 1)
+        count = counts.get(opinion, looked_at[opinion])
+        totals[kind] = totals.get(kind, 0) + max(round(count * share), 1)
+        if count > looked_at[opinion]:
+            how[kind] = "about"
+        elif is_more_outside and opinion == EXTRA:
+            how.setdefault(kind, "at least")
         taken = samples.setdefault(kind, [])
         taken += [_sample(run, table, each) for each in members[: run.settings.samples_max - len(taken)]]
     return [
-        Finding(kind=kind, where=table.name, count=count, samples=tuple(samples[kind]))
+        Finding(kind=kind, where=table.name, count=count, samples=tuple(samples[kind]), how=how.get(kind, ""))
         for kind, count in totals.items()
     ]
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from psycopg import sql
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_jobs import database
-from spark_jobs.cut import cut_source, merge, width_of
+from spark_jobs.collect import Found, collected
+from spark_jobs.cut import cut_source, width_of
 from spark_jobs.database import OFFSET, SOURCE, Checksum, Classes
-from spark_jobs.expectation import Expectation, expected_frame
+from spark_jobs.expectation import Expectation
 from spark_jobs.findings import Suspect, TableResult
 from spark_jobs.frames import literal_frame
+from spark_jobs.older import older_rows
 from spark_jobs.settle import COMPACTED, SUPERSEDED, Settler, one_each
 from spark_jobs.snapshot import as_mapping
 from spark_jobs.sources import table_rows
 from spark_jobs.transforms import difference
-from spark_jobs.transforms.checksums import bucket_of, latest
+from spark_jobs.transforms.checksums import bucket_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from oncebox.wire import KafkaSettings
     from spark_jobs.config import ReconcileSettings
@@ -54,13 +54,6 @@ class Run:
     progress: Callable[[str], None]
 
 
-class Found(NamedTuple):
-    """Suspects up to the limit, and the number of all by opinion."""
-
-    suspects: list[Suspect]
-    counts: Counter[str]
-
-
 def compare_table(run: Run, table: Table) -> TableResult:
     sources = compared_sources(table, run.cut)
     obstacle = unguarded_obstacle(table, sources)
@@ -85,14 +78,19 @@ def compare_table(run: Run, table: Table) -> TableResult:
         run.snapshot.check_alive()
         comparison = Comparison(run, table, sources, expectation, actual, width)
         expected, differing, (suspects, counts) = comparison.compare(expected, is_latest=is_latest)
-    old = _touched(run, table, sources, actual, classes)
-    outside_suspects, notes = _outside(run, table, actual.outside, classes)
-    counts.update(each.opinion for each in (*old, *outside_suspects))
-    suspects = _each_row_once(run, table, [*suspects, *old, *outside_suspects], counts)
+        deleted = expectation.deleted() if expected.deletes and table.first.guard and run.since else None
+        older = older_rows(run, table, sources, actual, classes, deleted)
+    outside_suspects, notes, is_more = _outside(run, table, actual.outside, classes)
+    counts.update(older.counts)
+    counts.update(each.opinion for each in outside_suspects)
+    suspects = _each_row_once(run, table, [*suspects, *older.suspects, *outside_suspects], counts)
     settled = Settler(run.spark, run.kafka, run.snapshot, run.cut).settle(table, suspects)
     compacted = sum(each.detail == COMPACTED for each in settled)
     if compacted:
         notes.append(f"{table.name}: {compacted} rows name records that are gone from a compacted topic: not checked")
+    unseen = (counts - Counter(each.suspect.opinion for each in settled)).total()
+    if unseen:  # some that were looked at may be right after all, and so may these; or not
+        notes.append(f"{table.name}: {unseen} more rows do not seem to be right, and were not looked at one by one")
     return TableResult(
         table=table.name,
         rows_expected=expected.rows,
@@ -101,6 +99,7 @@ def compare_table(run: Run, table: Table) -> TableResult:
         buckets_differing=len(differing),
         settled=tuple(settled),
         counts=dict(counts),
+        is_more_outside=is_more,
         notes=tuple(notes),
         superseded=sum(each.detail == SUPERSEDED for each in settled),
         touched=sum(count for count, _ in actual.touched.values()),
@@ -128,31 +127,40 @@ def unguarded_obstacle(table: Table, sources: Sequence[SourceCut]) -> str | None
 
 def _classes(run: Run, table: Table, sources: Sequence[SourceCut]) -> Classes:
     """Rows inside of what is compared; rows that name a record outside of what was applied; rows that were found clean
-    before and have been written since.
+    before and have been written since; all others, which were applied and are not compared.
     """
     if not table.first.guard:
-        return Classes(cut=database.EACH_ROW, outside=database.NO_ROW, touched=database.NO_ROW)
-    applied = [replace(source, ranges=source.position.applied) for source in sources]
+        none = database.NO_ROW
+        return Classes(cut=database.EACH_ROW, outside=none, touched=none, older=none)
+    applied = database.in_cut(table, [replace(source, ranges=source.position.applied) for source in sources])
     before = [
         replace(source, ranges=((max(source.position.start, source.facts.log_start), source.verified),))
         for source in sources
         if source.facts is not None and source.verified > max(source.position.start, source.facts.log_start)
     ]
+    cut = database.in_cut(table, sources)
+    touched = database.written_since(table, before, run.since.xmin) if run.since and before else database.NO_ROW
     return Classes(
-        cut=database.in_cut(table, sources),
-        outside=sql.SQL("({}) IS NOT TRUE").format(database.in_cut(table, applied)),
-        touched=database.written_since(table, before, run.since.xmin) if run.since and before else database.NO_ROW,
+        cut=cut,
+        outside=sql.SQL("({}) IS NOT TRUE").format(applied),
+        touched=touched,
+        older=sql.SQL("({}) AND ({}) IS NOT TRUE AND ({}) IS NOT TRUE").format(applied, cut, touched),
     )
 
 
 def _is_replacing(run: Run, table: Table, sources: Sequence[SourceCut]) -> bool:
+    """Whether the newest record of each key has to be found from the start."""
     if not table.first.is_keyed:
         return False
+    name = sql.Identifier(table.schema, table.table).as_string(None)
+    key = [column.name for column in table.first.key]
+    if not any(set(unique) <= set(key) for (unique,) in run.snapshot.rows("unique_keys", table=name)):
+        return True  # rows that were replaced may stand beside those that replaced them
     span = sum(last - first for source in sources for first, last in source.ranges)
     ((estimate,),) = run.snapshot.execute(
         "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint FROM pg_class AS c WHERE c.oid = to_regclass(%s) "
         "OR c.oid IN (SELECT relid FROM pg_partition_tree(to_regclass(%s)))",
-        [sql.Identifier(table.schema, table.table).as_string(None)] * 2,
+        [name] * 2,
     )
     return int(estimate) < span * DISTINCT_MIN
 
@@ -180,7 +188,8 @@ class Comparison:
         """The sums that hold in the end, the buckets in which they differ, and the rows."""
         run, table = self._run, self._table
         differing = self._differing(expected)
-        if not differing:
+        # Sums of all records tell nothing of deletes: a row that one of them should have removed is among both sides'.
+        if not differing and (is_latest or not expected.deletes):
             return expected, [], Found([], Counter())
         is_one_to_one = not is_latest and not expected.deletes and expected.rows == self._actual.rows
         if is_one_to_one and table.first.guard:
@@ -219,32 +228,7 @@ class Comparison:
         else:
             first = table.first
             found = difference.differences(expected, actual, is_keyed=first.is_keyed, is_guarded=first.guard)
-        return _collected(run, found)
-
-
-def _collected(run: Run, found: DataFrame) -> Found:
-    """Of each opinion some, so that a rare one is not lost behind many of another."""
-    found = found.persist()
-    try:
-        counts = Counter({row.opinion: row["count"] for row in found.groupBy("opinion").count().collect()})
-        chosen = found
-        if counts.total() > run.settings.suspects_max:
-            wanted = shares(counts, run.settings.suspects_max)
-            parts = [found.filter(F.col("opinion") == opinion).limit(share) for opinion, share in wanted.items()]
-            chosen = reduce(DataFrame.unionAll, parts)
-        suspects = [_suspect(row) for row in chosen.collect()] if counts else []
-    finally:
-        found.unpersist()
-    return Found(suspects, counts)
-
-
-def shares(counts: Mapping[str, int], room: int) -> dict[str, int]:
-    """How many of each: the same for all, where there are as many, and the rest to those that have more."""
-    given: dict[str, int] = {}
-    for opinion, count in sorted(counts.items(), key=lambda each: each[1]):
-        given[opinion] = min(count, max(room // (len(counts) - len(given)), 1))
-        room -= given[opinion]
-    return given
+        return collected(run, found)
 
 
 def _in_buckets(buckets: Sequence[Bucket], width: int) -> sql.Composable:
@@ -264,49 +248,12 @@ def _of_buckets(run: Run, rows: DataFrame, buckets: Sequence[Bucket], width: int
     )
 
 
-def _suspect(row: Any) -> Suspect:
-    """Of a row with difference.COLUMNS. In one piece: by name each value would be looked for."""
-    key_text, e_source, e_offset, a_source, a_offset, a_sum, e_digest, e_delete, copies, opinion = row
-    return Suspect(
-        key_text=key_text or "",
-        expected=None if e_source is None else (e_source, e_offset),
-        found=None if copies is None else (a_source, a_offset),
-        copies=copies or 0,
-        opinion=opinion,
-        digest=None if a_sum is None else int(a_sum),
-        expected_digest=e_digest,
-        is_delete=bool(e_delete),
-    )
-
-
-def _touched(run: Run, table: Table, sources: Sequence[SourceCut], actual: Scan, classes: Classes) -> list[Suspect]:
-    """Rows that were found clean before and have been written since: compared with their records again."""
-    if not actual.touched:
-        return []
-    total = sum(count for count, _ in actual.touched.values())
-    run.progress(f"{table.name}: {total} older rows were written since the last run; comparing them")
-    low = {source: lowest for source, (_, lowest) in actual.touched.items()}
-    expected = expected_frame(run, table, [*map(partial(since_touched, low=low), sources)])
-    expected = latest(expected) if table.first.is_keyed else expected
-    rows = table_rows(run.spark, run.snapshot, table, classes.touched)
-    found = difference.differences(expected, rows, is_keyed=table.first.is_keyed, is_guarded=True)
-    found = found.filter(F.col("opinion") != difference.MISSING)
-    return [_suspect(row) for row in found.limit(run.settings.suspects_max).collect()]
-
-
-def since_touched(source: SourceCut, low: Mapping[int, int]) -> SourceCut:
-    """With all that can have written the touched rows: their own records, and newer ones of their keys anywhere."""
-    if source.facts is None:
-        return source
-    first = max(low.get(source.position.source, 0), source.position.start, source.facts.log_start)
-    verified = [(first, source.verified)] if first < source.verified else []
-    return replace(source, ranges=merge([*verified, *source.ranges]))
-
-
-def _outside(run: Run, table: Table, count: int, classes: Classes) -> tuple[list[Suspect], list[str]]:
-    """Rows that name a record outside of the cut: too new for the position, too old for Kafka, or none at all."""
+def _outside(run: Run, table: Table, count: int, classes: Classes) -> tuple[list[Suspect], list[str], bool]:
+    """Rows that name a record outside of the cut: too new for the position, too old for Kafka, or none at all. And
+    whether there are more of them.
+    """
     if not count:
-        return [], []
+        return [], [], False
     rows = database.outside(run.snapshot, table, classes.outside, run.settings.suspects_max)
     suspects = []
     unchecked: Counter[str] = Counter()
@@ -329,7 +276,7 @@ def _outside(run: Run, table: Table, count: int, classes: Classes) -> tuple[list
     looked_at = sum(row[3] for row in rows)
     if count > looked_at:
         notes.append(f"{table.name}: {count} rows are outside of the cut, {looked_at} of them were looked at")
-    return suspects, notes
+    return suspects, notes, count > looked_at
 
 
 def _unchecked(cut: Cut, place: tuple[int | None, int | None]) -> str | None:

@@ -22,14 +22,19 @@ class ReconcileSettings(ServiceSettings):
 
     # Which relay's tables; empty: the only one there is.
     relay: str = ""
+    # Of the coordinators.
     log_topic: TopicName = "oncebox.log"
+    # Likewise.
     feed_topic: TopicName = "oncebox.commits"
     # Everything anew, instead of what is new since the last run that was clean.
     full: bool = False
+    # Of Spark: local[*], or a cluster's address.
     master: str = "local[*]"
+    # Of Spark's driver; with a local master all there is.
     driver_memory: Memory = "1g"
     # A cluster that has no worker for so long while there is work ends the run without a verdict (exit code 2).
     workers_wait_ms: Milliseconds = 120_000
+    # Where each run leaves its report, as JSON and HTML.
     report_folder: Path = Path("reconcile")
     # For node_exporter's textfile collector.
     metrics_file: Path | None = None
@@ -39,6 +44,7 @@ class ReconcileSettings(ServiceSettings):
     hanging_age_ms: Milliseconds = 900_000
     # Suspected rows that are looked at one by one; beyond them only counted.
     suspects_max: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    # Rows that a report shows of each finding.
     samples_max: Annotated[int, Field(ge=1, le=1_000)] = 20
     # Checksums are made over this many ranges of offsets in all.
     buckets: Annotated[int, Field(ge=1, le=65_536)] = 4_096

@@ -59,6 +59,11 @@ class Position:
         """Rows may carry offsets up to `high` that are not applied again yet."""
         return self.high > max(last for _, last in self.applied)
 
+    @property
+    def written(self) -> tuple[Range, ...]:
+        """With what was applied before a rewind: its rows are there."""
+        return ((self.start, self.high),) if self.is_rewound else self.applied
+
     def has_applied(self, offset: int) -> bool:
         return any(first <= offset < last for first, last in self.applied)
 
@@ -117,6 +122,7 @@ class Cut:
     sources: tuple[SourceCut, ...]
     dead_letters: tuple[DeadLetter, ...]
     replayed: Mapping[tuple[int, int], Record]  # dead letters that were applied after all, mended or not
+    letters_replayed: int  # how many times that was done
     tables: tuple[Table, ...]
     feed: Mapping[int, Range]  # partition of the feed → what is read of it
     feed_applied: Mapping[int, int]  # partition of the feed → the relay's own position

@@ -151,11 +151,12 @@ class Scan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """Which rows are summed, and which are only counted."""
+    """Which rows are summed, which are only counted, and which are left out."""
 
     cut: sql.Composable
     outside: sql.Composable
     touched: sql.Composable
+    older: sql.Composable
 
 
 def scan(
@@ -287,16 +288,18 @@ def identities_condition(table: Table, wanted: Collection[Identity]) -> sql.Comp
 
 def record_digests(ask: Ask, target: Target, records: Sequence[tuple[int, Record]]) -> list[int | None]:
     """The digests of the rows that PostgreSQL itself makes of records (with their source); None: of no row, or it
-    cannot.
+    refuses the record. Where it does not answer, nothing is said of any.
     """
     found: list[int | None] = []
     for first in range(0, len(records), DIGESTS_AT_ONCE):
         some = records[first : first + DIGESTS_AT_ONCE]
         try:
             found += _digests(ask, target, some)
-        except psycopg.Error:
+        except psycopg.Error as error:
             if len(some) > 1:  # one of them is to blame, the others can be told
                 found += [digest for each in some for digest in record_digests(ask, target, [each])]
+            elif isinstance(error, psycopg.OperationalError):  # the connection, or the database itself
+                raise
             else:
                 found.append(None)
     return found

@@ -67,6 +67,10 @@ class Expectation:
             self._kept[is_latest] = _kept(made)
         return self._kept[is_latest]
 
+    def deleted(self) -> DataFrame:
+        """The keys whose newest record is a delete, as `key_text`."""
+        return self.rows(is_latest=True).filter(F.col("is_delete") & F.col("key_text").isNotNull()).select("key_text")
+
     def sums(self, width: int, *, is_latest: bool) -> Sums:
         rows = bucket_sums(self.rows(is_latest=is_latest), width, is_guarded=self._table.first.guard).collect()
         by_bucket = {

@@ -25,7 +25,9 @@ POLICY = "cleanup.policy"
 
 
 def read_facts(settings: KafkaSettings, topics: Collection[str]) -> Facts:
-    """Topics that do not exist are left out."""
+    """In the order of `topics`: what one shows of another has been there when the other is asked. Topics that do not
+    exist are left out.
+    """
     try:
         return asyncio.run(_read(settings, topics))
     except WireError as error:
@@ -62,7 +64,8 @@ async def _read(settings: KafkaSettings, topics: Collection[str]) -> Facts:
     async with Wire(settings) as wire:
         cluster = await wire.metadata(list(topics))
         found: Facts = {}
-        for name, topic in cluster.topics.items():
+        for name in dict.fromkeys(topics):
+            topic = cluster.topics[name]
             if topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 continue
             if topic.error or topic.topic_id is None:

@@ -98,6 +98,11 @@ class Finding:
     where: str  # a table, or topic:partition
     count: int
     samples: tuple[Sample, ...] = ()
+    how: str = ""  # "about" or "at least": not each was looked at
+
+    @property
+    def amount(self) -> str:
+        return f"{self.how} {self.count}".lstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +138,7 @@ class TableResult:
     findings: tuple[Finding, ...] = ()
     settled: tuple[Settled, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)  # suspects by opinion
+    is_more_outside: bool = False  # rows outside of the cut that were not looked at are not among them
     notes: tuple[str, ...] = ()
     superseded: int = 0
     touched: int = 0

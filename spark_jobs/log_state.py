@@ -14,12 +14,16 @@ from spark_jobs.findings import Finding, Kind, Sample
 from spark_jobs.sources import topic_records
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
 
     from spark_jobs.compare import Run
     from spark_jobs.cut import Range
 
+VERSION = 1  # of the log's records; newer ones are not read on a guess
 COMMITTED, ABORTED = 1, 2
+NOT_READ = -1  # in place of an outcome: of a record that cannot be read; its cause is the version, where that is newer
 SETTLED_AFTER_MS = 60_000
 LOG_OFFSETS_MAX = 100_000
 OUTCOME = T.StructType(
@@ -43,19 +47,29 @@ OPEN = T.StructType(
 OPEN_STATES = {2: "ONGOING", 3: "PREPARED", 4: "PREPARE_COMMIT", 5: "PREPARE_ABORT"}
 
 
+class NotReadError(Exception):
+    """A record of the log that is not one of ours, or of a version that is not ours."""
+
+    def __init__(self, version: int = 0) -> None:
+        super().__init__(version)
+        self.version = version
+
+
 def decode_state(key: bytes | None, value: bytes | None) -> tuple[str, Any] | None:
-    """A transactional id and its state; None: another record of the log, or not one of ours."""
+    """A transactional id and its state; None: another record of the log, or a tombstone."""
     from google.protobuf.message import DecodeError
 
     from oncebox.v1 import log_pb2
 
-    if key is None or value is None:
-        return None
     try:
-        name = log_pb2.LogKey.FromString(bytes(key))
-        state = log_pb2.LogValue.FromString(bytes(value))
-    except DecodeError:
-        return None
+        name = log_pb2.LogKey.FromString(bytes(key or b""))
+        state = log_pb2.LogValue.FromString(bytes(value or b""))
+    except DecodeError as error:
+        raise NotReadError from error
+    if state.version > VERSION:
+        raise NotReadError(state.version)
+    if name.WhichOneof("key") is None or (value is not None and state.WhichOneof("value") is None):
+        raise NotReadError
     if name.WhichOneof("key") != "transactional_id" or state.WhichOneof("value") != "id":
         return None
     return name.transactional_id, state.id
@@ -63,7 +77,10 @@ def decode_state(key: bytes | None, value: bytes | None) -> tuple[str, Any] | No
 
 def decode_outcomes(key: bytes | None, value: bytes | None) -> list[tuple[Any, ...]]:
     """The decided transactions that a record of the log remembers."""
-    found = decode_state(key, value)
+    try:
+        found = decode_state(key, value)
+    except NotReadError as error:
+        return [("", 0, NOT_READ, error.version, 0)]
     if found is None:
         return []
     name, state = found
@@ -72,7 +89,10 @@ def decode_outcomes(key: bytes | None, value: bytes | None) -> list[tuple[Any, .
 
 def decode_open(key: bytes | None, value: bytes | None) -> list[tuple[Any, ...]]:
     """The transactions that a record of the log has not seen complete."""
-    found = decode_state(key, value)
+    try:
+        found = decode_state(key, value)
+    except NotReadError:
+        return []  # told by whoever reads the outcomes
     if found is None:
         return []
     name, state = found
@@ -140,13 +160,27 @@ def check_log(run: Run, manifests: DataFrame | None, oldest_ms: int | None) -> L
     in_feed_by_now = F.col("decided_at_ms").between(oldest_ms, time.time_ns() // 1_000_000 - SETTLED_AFTER_MS)
     is_missing = (F.col("result") == COMMITTED) & F.col("is_in_feed").isNull() & in_feed_by_now
     is_wrong = (F.col("result") == ABORTED) & F.col("is_in_feed")
-    rows = joined.filter(is_missing | is_wrong).limit(settings.suspects_max).collect()
-    if not rows:
-        return LogCheck()
+    wrong = joined.filter(is_missing | is_wrong | (F.col("result") == NOT_READ))
+    counts = {(row.result, row.cause): row["count"] for row in wrong.groupBy("result", "cause").count().collect()}
+    unchecked = not_read(settings.log_topic, {cause: n for (result, cause), n in counts.items() if result == NOT_READ})
+    count = sum(number for (result, _), number in counts.items() if result != NOT_READ)
+    if not count:
+        return LogCheck(unchecked=unchecked)
+    rows = wrong.filter(F.col("result") != NOT_READ).limit(settings.samples_max).collect()
     told = {COMMITTED: "committed in the log, not in the feed", ABORTED: "aborted in the log, committed in the feed"}
     samples = tuple(
-        Sample(detail=f"transaction {row.transactional_id} number {row.number}: {told[row.result]}")
-        for row in rows[: settings.samples_max]
+        Sample(detail=f"transaction {row.transactional_id} number {row.number}: {told[row.result]}") for row in rows
     )
-    found = Finding(kind=Kind.LOG_DIFFERS, where=settings.log_topic, count=len(rows), samples=samples)
-    return LogCheck(findings=(found,))
+    found = Finding(kind=Kind.LOG_DIFFERS, where=settings.log_topic, count=count, samples=samples)
+    return LogCheck(findings=(found,), unchecked=unchecked)
+
+
+def not_read(topic: str, by_version: Mapping[int, int]) -> str:
+    """`by_version`: how many records of a newer version; of version 0: that are none of ours."""
+    told = [
+        f"{topic} holds {count} records of version {version}, this process reads up to {VERSION}: upgrade it"
+        if version
+        else f"{topic} holds {count} records that cannot be read"
+        for version, count in sorted(by_version.items())
+    ]
+    return "; ".join(f"{each}; what they say is not compared" for each in told)

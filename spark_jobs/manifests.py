@@ -10,6 +10,7 @@ from pyspark.sql import types as T  # noqa: N812
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+VERSION = 1  # of the feed's records; newer ones are not read on a guess
 RUN = T.StructType(
     [
         T.StructField("topic", T.StringType()),
@@ -41,12 +42,16 @@ MANIFEST = T.StructType(
         T.StructField("runs", T.ArrayType(RUN)),
         T.StructField("group_offsets", T.ArrayType(GROUP_OFFSET)),
         T.StructField("is_unreadable", T.BooleanType()),
+        T.StructField("newer", T.IntegerType()),  # the record's version, where this process does not know it
     ]
 )
 
 
+UNKNOWN: tuple[Any, ...] = ("", 0, 0, 0, 0, 0, 0, 0, 0, [], [])
+
+
 def decode_manifest(value: bytes | None) -> tuple[Any, ...] | None:
-    """None: not a manifest (a leader's record)."""
+    """None: not a manifest (a leader's record). One that cannot be read, or must not be, says nothing but that."""
     from google.protobuf.message import DecodeError
 
     from oncebox.v1 import manifest_pb2
@@ -54,7 +59,9 @@ def decode_manifest(value: bytes | None) -> tuple[Any, ...] | None:
     try:
         record = manifest_pb2.FeedRecord.FromString(bytes(value or b""))
     except DecodeError:
-        return ("", 0, 0, 0, 0, 0, 0, 0, 0, [], [], True)
+        return (*UNKNOWN, True, None)
+    if record.version > VERSION:
+        return (*UNKNOWN, True, record.version)
     if record.WhichOneof("record") == "leader":
         return None
     manifest = record.manifest
@@ -80,7 +87,8 @@ def decode_manifest(value: bytes | None) -> tuple[Any, ...] | None:
         sum(written.record_count for written in manifest.written),
         runs,
         groups,
-        record.WhichOneof("record") is None,
+        record.WhichOneof("record") is None or not record.version,
+        None,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from spark_jobs.errors import CannotCheckError, ReconcileError
+from spark_jobs.errors import ReconcileError
 from spark_jobs.queries import query, schema
 from spark_jobs.report import render
 from spark_jobs.result import Result, to_json
@@ -27,7 +27,9 @@ HISTORY = 50
 
 
 def store(settings: ReconcileSettings, result: Result, cut: Cut) -> Result:
-    """In one transaction: the run, and (where nothing is wrong) how far it is now known to be clean."""
+    """In one transaction: the run, and (where nothing is wrong) how far it is now known to be clean. Where the database
+    does not take it, the result stands by itself, says so, and leaves no mark.
+    """
     try:
         with psycopg.connect(settings.postgres.dsn.get_secret_value()) as connection:
             connection.execute("SELECT pg_advisory_xact_lock(hashtext('oncebox reconcile'))")
@@ -67,8 +69,10 @@ def store(settings: ReconcileSettings, result: Result, cut: Cut) -> Result:
                             },
                         )
             connection.execute(query("forget_runs"), {"relay": result.relay, "run": run, "kept": settings.runs_kept})
-    except psycopg.OperationalError as error:
-        raise CannotCheckError(f"the result could not be stored: {str(error).splitlines()[0]}") from error
+    except psycopg.Error as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        note = f"the result could not be stored in the database, and leaves no mark: {why}"
+        return replace(result, told=(*result.told, note), sentence=f"{result.sentence}; {note}")
     return replace(result, run=run)
 
 
@@ -79,6 +83,14 @@ def feed_from(cut: Cut) -> dict[str, int]:
         str(partition): min(last, max(first, cut.feed_applied.get(partition, first))) if is_behind else last
         for partition, (first, last) in cut.feed.items()
     }
+
+
+def trend(settings: ReconcileSettings, result: Result) -> list[dict[str, Any]]:
+    """For the page, which does without where the database does not tell."""
+    try:
+        return history(settings.postgres.dsn.get_secret_value(), result.relay)
+    except psycopg.Error:
+        return []
 
 
 def history(dsn: str, relay: str, limit: int = HISTORY) -> list[dict[str, Any]]:
@@ -103,12 +115,14 @@ def check_folders(settings: ReconcileSettings) -> None:
             raise ReconcileError(f"the folder {folder} cannot be written to: name another, or change its rights")
 
 
-def write_files(settings: ReconcileSettings, result: Result, trend: list[dict[str, Any]]) -> dict[str, Path]:
+def write_files(settings: ReconcileSettings, result: Result, earlier: list[dict[str, Any]]) -> dict[str, Path]:
+    """A result that was not stored has no number: its files are named by the time."""
     folder = settings.report_folder
-    name = f"run-{result.run}" if result.run is not None else "run"
+    at = datetime.fromtimestamp(result.started_at_ms / 1000, UTC)
+    name = f"run-{at:%Y%m%dT%H%M%SZ}" if result.run is None else f"run-{result.run}"
     written = {"json": folder / f"{name}.json", "html": folder / f"{name}.html"}
     _replace(written["json"], json.dumps(to_json(result), indent=2, default=str))
-    page = render(result, trend)
+    page = render(result, earlier)
     _replace(written["html"], page)
     _replace(folder / "latest.html", page)
     if settings.metrics_file is not None:

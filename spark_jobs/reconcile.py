@@ -11,7 +11,7 @@ from oncebox.settings import kafka_settings
 from spark_jobs.alarm import RIGHT_NOW, looked_at_again, table_findings
 from spark_jobs.compare import Run, compare_table
 from spark_jobs.hanging import find_hanging
-from spark_jobs.log_state import check_log
+from spark_jobs.log_state import LogCheck, check_log
 from spark_jobs.result import Coverage, Result, TableFigures
 from spark_jobs.snapshot import Mark, Snapshot, read_mark, take_cut
 from spark_jobs.verdict import judge
@@ -60,13 +60,13 @@ def reconcile(
             findings = feed.check()
             watch.lap("transactions")
             tables = [_alarmed(run, each, feed) for each in compared]
-            log = check_log(run, feed.manifests, feed.oldest_ms)
+            log = LogCheck() if feed.unchecked else check_log(run, feed.manifests, feed.oldest_ms)
             findings += [*log.findings, *find_hanging(run)]
             watch.lap("log")
         finally:
             feed.close()
         snapshot.check_alive()
-    unchecked = [*cut.notes, *(note for table in tables for note in table.notes), log.unchecked]
+    unchecked = [*cut.notes, *(note for table in tables for note in table.notes), feed.unchecked, log.unchecked]
     told = [*cut.told, *feed.told, log.told, *map(_second_look, tables)]
     return (
         _result(
@@ -101,7 +101,7 @@ def _alarmed(run: Run, result: TableResult, feed: Transactions) -> TableResult:
         return result
     table = next(table for table in run.cut.tables if table.name == result.table)
     settled = looked_at_again(run, table, feed.attribute(result.settled))
-    findings = table_findings(run, table, settled, result.counts)
+    findings = table_findings(run, table, settled, result.counts, is_more_outside=result.is_more_outside)
     return replace(result, settled=tuple(settled), findings=tuple(findings))
 
 

@@ -60,6 +60,8 @@ def new_session(
         .config("spark.sql.shuffle.partitions", "8")
         .config("spark.jars.ivy", str(cache_folder() / "ivy"))
     )
+    if master.startswith("local"):
+        builder = builder.config("spark.python.daemon.module", "spark_jobs.daemon")
     wanted = ",".join(PACKAGES) if packages is None else packages
     resolved = Resolved(wanted)
     for name, value in resolved.options().items():

@@ -147,7 +147,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic: str, is_full: bool) -> Cut:
-    """The cut under the snapshot. Kafka is asked after it: so the feed's end covers all that the database shows."""
+    """The cut under the snapshot. Kafka is asked after it: so the feed's end covers all that the database shows. The
+    feed is asked before the topics: so they have all that it tells of.
+    """
     _need_tables(snapshot)
     name, mode = _choose(snapshot, relay)
     positions = read_positions(snapshot, name)
@@ -155,7 +157,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
     targets = [read_target(*row) for row in mappings]
     hashed = config_hash([(row[0], row[1], row[2], row[3]) for row in mappings])
     topics = sorted({position.topic for position in positions} | {target.topic for target in targets})
-    facts = read_facts(kafka, [*topics, feed_topic])
+    facts = read_facts(kafka, [feed_topic, *topics])
     compacted, silent = read_compacted(kafka, [topic for topic in topics if topic in facts])
     marks = [] if is_full else _verified(snapshot, name, hashed)
     verified = {row[0]: row[1] for row in marks}
@@ -173,6 +175,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
         for partition, each in facts.get(feed_topic, {}).items()
     }
     letters, replayed, notes = _letters(snapshot, name)
+    ((_, letters_replayed),) = snapshot.rows("letters_counted", relay=name)
     tables, more = existing_tables(snapshot, by_table(targets))
     notes += more + _notes(topics, sources, facts, feed_topic, mode)
     mapped = {target.topic for target in targets}
@@ -190,6 +193,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
         sources=sources,
         dead_letters=letters,
         replayed=replayed,
+        letters_replayed=letters_replayed,
         tables=tuple(tables),
         feed=feed,
         feed_applied=dict(snapshot.rows("feed_positions", relay=name)),

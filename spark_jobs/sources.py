@@ -28,6 +28,9 @@ PARTITION_ROWS = 500_000
 # Kafka's defaults are for a consumer that shares its work with many: 500 records a time, a megabyte a request. Not for
 # a few records: 10,000 of four partitions took 0.7 s longer so.
 FETCHING = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": str(8 << 20)}
+# A broker answers one request of a connection after the other. Beyond the last record the consumer's next fetch waits
+# there for more, half a second by default, and what Spark asks for meanwhile (ends, the next range) waits behind it.
+FETCH_WAIT_MS = 10
 
 
 def kafka_options(settings: KafkaSettings) -> dict[str, str]:
@@ -87,6 +90,7 @@ def topic_records(
         .option("startingOffsets", json.dumps(_side(wanted, 0)))
         .option("endingOffsets", json.dumps(_side(wanted, 1)))
         .option("kafka.isolation.level", "read_committed" if is_committed else "read_uncommitted")
+        .option("kafka.fetch.max.wait.ms", str(FETCH_WAIT_MS))
         .option("failOnDataLoss", "true")
         .options(**(FETCHING if total > PARTITION_ROWS else {}))
         .option("minPartitions", str(max(count, spark.sparkContext.defaultParallelism, total // PARTITION_ROWS)))

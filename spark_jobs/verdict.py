@@ -45,8 +45,9 @@ def judge(
     count = sum(finding.count for finding in findings)
     scope = f"of what is new since {since}" if since else "of all that the relay has applied"
     if count:
-        kinds = ", ".join(f"{finding.count} {finding.kind.value}" for finding in findings)
-        return Judgement(verdict=Verdict.FINDINGS, sentence=f"{count} findings: {kinds}")
+        kinds = ", ".join(f"{finding.amount} {finding.kind.value}" for finding in findings)
+        how = next((f"{finding.how} " for finding in findings if finding.how), "")
+        return Judgement(verdict=Verdict.FINDINGS, sentence=f"{how}{count} findings: {kinds}")
     if unchecked:
         return Judgement(
             verdict=Verdict.INCOMPLETE,

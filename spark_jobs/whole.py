@@ -10,11 +10,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_jobs.cut import width_of
 from spark_jobs.findings import Finding, Kind, Sample, Settled
 from spark_jobs.log_state import SETTLED_AFTER_MS
+from spark_jobs.manifests import VERSION
 from spark_jobs.sources import feed_manifests, source_records
 from spark_jobs.transforms import transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -35,6 +36,7 @@ class Transactions:
         self.manifests = None if manifests is None else manifests.persist()
         self._runs = None if self.manifests is None else transactions.runs(self.manifests)
         self.count = 0
+        self.unchecked = ""
         self.oldest_ms = self._oldest_ms()
         self.told: list[str] = []
 
@@ -55,12 +57,17 @@ class Transactions:
         self._run.progress("reading manifests")
         counted = self.manifests.agg(
             F.countDistinct("transactional_id", "number").alias("transactions"),
-            F.count_if("is_unreadable").alias("unreadable"),
+            F.count_if(F.col("is_unreadable") & F.col("newer").isNull()).alias("unreadable"),
+            F.count("newer").alias("newer"),
+            F.max("newer").alias("version"),
             F.min(F.when(~F.col("is_unreadable"), F.col("decided_at_ms"))).alias("oldest"),
         ).first()
         if self.oldest_ms is None and counted:
             self.oldest_ms = counted["oldest"]
         self.count = counted["transactions"] if counted else 0
+        if counted and counted["newer"]:
+            self.unchecked = newer_told(self._run.settings.feed_topic, counted["newer"], counted["version"])
+            return []
         found = []
         if counted and counted["unreadable"]:
             where = self._run.settings.feed_topic
@@ -70,23 +77,20 @@ class Transactions:
         return [*found, *self._contradicted(self._runs), *self._groups(self.manifests)]
 
     def _half_applied(self, runs: DataFrame) -> list[Finding]:
+        # What was applied before a rewind still stands in the database.
         rows = [
             (
                 source.position.topic_id,
                 source.position.partition,
                 source.position.start,
-                source.position.applied,
+                source.position.written,
             )
             for source in self._run.cut.sources
             if source.facts is not None
         ]
         applied = self._run.spark.createDataFrame(rows, RANGES)
-        broken = transactions.half_applied(runs, applied).limit(self._run.settings.suspects_max).collect()
-        return _by_transaction(
-            self._run,
-            Kind.ATOMICITY_BROKEN,
-            [(row, f"{row.applied} of {row.wanted} offsets applied") for row in broken],
-        )
+        broken = transactions.half_applied(runs, applied)
+        return self._found(Kind.ATOMICITY_BROKEN, broken, lambda row: f"{row.applied} of {row.wanted} offsets applied")
 
     def _contradicted(self, runs: DataFrame) -> list[Finding]:
         """Cheap first here too: sums over the offsets that are claimed and those that are seen."""
@@ -120,8 +124,21 @@ class Transactions:
         if seen_there is None:
             return []
         in_question = claimed.filter(_at_least(low))
-        wrong = transactions.contradicted(in_question, seen_there).limit(run.settings.suspects_max).collect()
-        return _by_transaction(run, Kind.MANIFEST_DIFFERS, [(row, _told(sources, row)) for row in wrong])
+        wrong = transactions.contradicted(in_question, seen_there)
+        return self._found(Kind.MANIFEST_DIFFERS, wrong, lambda row: _told(sources, row))
+
+    def _found(self, kind: Kind, wrong: DataFrame, told: Callable[[Any], str]) -> list[Finding]:
+        """`wrong`: one row per transaction. All are counted, some are shown."""
+        settings = self._run.settings
+        rows = wrong.limit(settings.samples_max + 1).collect()
+        if not rows:
+            return []
+        samples = tuple(
+            Sample(detail=f"transaction {row.transactional_id} number {row.number}: {told(row)}")
+            for row in rows[: settings.samples_max]
+        )
+        count = wrong.count() if len(rows) > settings.samples_max else len(rows)
+        return [Finding(kind=kind, where=settings.feed_topic, count=count, samples=samples)]
 
     def _in_question(self, differing: list[Bucket]) -> list[Bucket]:
         """Without those of compacted topics: there a record that is claimed and gone contradicts nothing."""
@@ -218,19 +235,12 @@ def _at_least(low: dict[int, int]) -> Any:
 
 def _told(sources: Sequence[SourceCut], row: Any) -> str:
     position = next(source.position for source in sources if source.position.source == row.source)
-    return f"{position.topic}:{position.partition}:{row.offset} holds no committed record"
+    more = f" and {row.offsets - 1} more" if row.offsets > 1 else ""
+    return f"{position.topic}:{position.partition}:{row.offset} holds no committed record{more}"
 
 
-def _by_transaction(run: Run, kind: Kind, rows: Sequence[tuple[Any, str]]) -> list[Finding]:
-    details: dict[tuple[str, int], list[str]] = {}
-    for row, detail in rows:
-        details.setdefault((row.transactional_id, row.number), []).append(detail)
-    if not details:
-        return []
-    samples = tuple(
-        Sample(
-            detail=f"transaction {name} number {number}: {told[0]}" + (f" and {len(told) - 1} more" if told[1:] else "")
-        )
-        for (name, number), told in list(details.items())[: run.settings.samples_max]
+def newer_told(topic: str, count: int, version: int) -> str:
+    return (
+        f"the feed {topic} holds {count} records of version {version}, this process reads up to {VERSION}: upgrade it; "
+        "transactions are not compared"
     )
-    return [Finding(kind=kind, where=run.settings.feed_topic, count=len(details), samples=samples)]

@@ -6,8 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from oncebox.settings import kafka_settings
+from spark_jobs.errors import CannotCheckError
 from spark_jobs.facts import read_facts
 from spark_jobs.sources import feed_manifests, topic_records
+from spark_jobs.whole import newer_told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,11 +39,20 @@ def _audit(spark: SparkSession, settings: ReconcileSettings, hours: float) -> di
     manifests = feed_manifests(spark, kafka, settings.feed_topic, ranges.get(settings.feed_topic, {}))
     figures: dict[str, Any] = {"hours": hours, "committed": 0, "aborted_by_cause": {}, "open": []}
     if manifests is not None:
+        _refuse_newer(manifests, settings.feed_topic)
         figures |= commits(manifests, since_ms)
     log = topic_records(spark, kafka, {settings.log_topic: ranges.get(settings.log_topic, {})}, is_committed=False)
     if log is not None:
-        figures |= log_figures(log, since_ms)
+        figures |= log_figures(log, settings.log_topic, since_ms)
     return figures
+
+
+def _refuse_newer(manifests: DataFrame, topic: str) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    row = manifests.agg(F.count("newer").alias("newer"), F.max("newer").alias("version")).first()
+    if row and row["newer"]:
+        raise CannotCheckError(newer_told(topic, row["newer"], row["version"]))
 
 
 def commits(manifests: DataFrame, since_ms: int) -> dict[str, Any]:
@@ -90,19 +101,19 @@ def commits(manifests: DataFrame, since_ms: int) -> dict[str, Any]:
     }
 
 
-def log_figures(log: DataFrame, since_ms: int) -> dict[str, Any]:
+def log_figures(log: DataFrame, topic: str, since_ms: int) -> dict[str, Any]:
     """Aborts by cause among the outcomes that ids still remember, and what is open now with its age."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from spark_jobs.log_state import ABORTED, OPEN_STATES, open_transactions, outcomes
+    from spark_jobs.log_state import ABORTED, NOT_READ, OPEN_STATES, not_read, open_transactions, outcomes
 
-    aborted = (
-        outcomes(log)
-        .filter((F.col("result") == ABORTED) & (F.col("decided_at_ms") >= since_ms))
-        .groupBy("cause")
-        .count()
-        .collect()
+    is_counted = (F.col("result") == ABORTED) & (F.col("decided_at_ms") >= since_ms)
+    counted = (
+        outcomes(log).filter(is_counted | (F.col("result") == NOT_READ)).groupBy("result", "cause").count().collect()
     )
+    aborted = [row for row in counted if row.result == ABORTED]
+    if len(aborted) < len(counted):
+        raise CannotCheckError(not_read(topic, {row.cause: row["count"] for row in counted if row.result == NOT_READ}))
     rows = open_transactions(log).orderBy("started_at_ms").limit(TOP).collect()
     now_ms = round(time.time() * 1000)
     return {

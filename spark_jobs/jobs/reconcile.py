@@ -26,7 +26,7 @@ def run(
     settings: ReconcileSettings, progress: Callable[[str], None], *, session: SparkSession | None = None
 ) -> tuple[Result, dict[str, Path]]:
     """With a session of its own unless one is given."""
-    from spark_jobs.publish import check_folders, history, store, write_files
+    from spark_jobs.publish import check_folders, store, trend, write_files
     from spark_jobs.reconcile import reconcile
     from spark_jobs.session import used_session
     from spark_jobs.size import reads_little
@@ -35,8 +35,7 @@ def run(
     with used_session(settings, session, is_little=session is None and reads_little(settings)) as spark:
         result, cut, _ = reconcile(spark, settings, progress)
     result = store(settings, result, cut)
-    trend = history(settings.postgres.dsn.get_secret_value(), result.relay)
-    return result, write_files(settings, result, trend)
+    return result, write_files(settings, result, trend(settings, result))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spark_jobs.cut import Cut
     from spark_jobs.findings import Settled, TableResult
     from spark_jobs.records import Record
+    from spark_jobs.result import Result
     from spark_jobs.settle import Place
     from spark_jobs.targets import Table
 
@@ -37,10 +38,10 @@ def make_plan(
         result, cut, tables = reconcile(spark, settings.model_copy(update={"full": True}), progress)
         kafka = kafka_settings(settings.kafka, client_id="oncebox-reconcile")
         settler = Settler(spark, kafka, Snapshot(""), cut)
-        return plan_of(result.config_hash, cut, tables, settler, limit)
+        return plan_of(result, cut, tables, settler, limit)
 
 
-def plan_of(config_hash: str, cut: Cut, tables: Sequence[TableResult], settler: Settler, limit: int) -> dict[str, Any]:
+def plan_of(result: Result, cut: Cut, tables: Sequence[TableResult], settler: Settler, limit: int) -> dict[str, Any]:
     actions: list[dict[str, Any]] = []
     left_out: list[str] = []
     for table in tables:
@@ -69,8 +70,13 @@ def plan_of(config_hash: str, cut: Cut, tables: Sequence[TableResult], settler: 
         "format": FORMAT,
         "kind": "plan",
         "relay": cut.relay,
-        "config_hash": config_hash,
+        "config_hash": result.config_hash,
         "lsn": cut.lsn,
+        "applied": {str(each.position.source): [list(one) for one in each.position.applied] for each in cut.sources},
+        "letters_replayed": cut.letters_replayed,
+        "verdict": str(result.verdict),
+        "sentence": result.sentence,
+        "unchecked": list(result.unchecked),
         "actions": actions,
         "left_out": left_out,
     }

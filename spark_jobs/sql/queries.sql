@@ -46,6 +46,15 @@ WHERE p.relay = %(relay)s OR %(relay)s = '';
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '' FROM pg_attribute AS a
 WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped;
 
+-- name: unique_keys
+-- Indexes that keep two rows of one key apart.
+SELECT array_agg(a.attname::text)
+FROM pg_index AS i CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) AS k (attnum)
+JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+WHERE i.indrelid = to_regclass(%(table)s) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
+    AND i.indexprs IS NULL
+GROUP BY i.indexrelid;
+
 -- name: leaves
 SELECT t.relid::regclass::text, pg_relation_size(t.relid) / current_setting('block_size')::bigint
 FROM pg_partition_tree(to_regclass(%(table)s)) AS t WHERE t.isleaf

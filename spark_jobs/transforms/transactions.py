@@ -93,7 +93,12 @@ def offset_sums(offsets: DataFrame, width: int) -> DataFrame:
 
 
 def contradicted(claimed: DataFrame, visible: DataFrame) -> DataFrame:
-    """Offsets that a manifest claims and no reader sees, by transaction: transactional_id, number, source, offset."""
-    return claimed.join(visible.select("source", "offset"), ["source", "offset"], "left_anti").select(
-        *NAME, "source", "offset"
+    """Transactions whose manifests claim offsets that no reader sees: transactional_id, number, one of the offsets (as
+    source, offset), and how many there are (offsets).
+    """
+    return (
+        claimed.join(visible.select("source", "offset"), ["source", "offset"], "left_anti")
+        .groupBy(*NAME)
+        .agg(F.min(F.struct("source", "offset")).alias("first"), F.count(F.lit(1)).alias("offsets"))
+        .select(*NAME, "first.*", "offsets")
     )

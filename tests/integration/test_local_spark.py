@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from confluent_kafka import Producer
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
 
 if TYPE_CHECKING:
     from oncebox.local import LocalKafka, LocalPostgres
@@ -45,3 +47,13 @@ def test_rows_of_a_table(spark: Any, postgres: LocalPostgres, database: str):
         .load()
     )
     assert sorted((row.id, row.name) for row in rows.collect()) == [(1, "apple"), (2, "pear")]
+
+
+def test_workers_do_not_read_sparks_zip_files_before_each_task(spark: Any):
+    def patched(_: Any) -> str:
+        import zipimport
+
+        return zipimport.zipimporter.invalidate_caches.__name__
+
+    found = spark.range(2).select(F.udf(patched, T.StringType(), useArrow=False)("id").alias("name")).collect()
+    assert {row.name for row in found} == {"keep"}

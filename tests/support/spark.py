@@ -9,11 +9,11 @@ import pytest
 
 from oncebox.local.jars import cache_folder
 from oncebox.local.java import find_java
+from oncebox.local.kafka import QUICK_START
+from spark_jobs.session import PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,org.postgresql:postgresql:42.7.14"
 
 
 @pytest.fixture(scope="session")
@@ -28,11 +28,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         session = (
             SparkSession.builder.master("local[2]")
             .appName("oncebox tests")
-            .config("spark.jars.packages", PACKAGES)
+            .config("spark.jars.packages", ",".join(PACKAGES))
             .config("spark.jars.ivy", str(cache_folder() / "ivy"))
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
             .config("spark.local.dir", str(folder / "local"))
-            .config("spark.driver.extraJavaOptions", f"-XX:-UsePerfData -Djava.io.tmpdir={folder}")
+            .config("spark.driver.extraJavaOptions", f"{QUICK_START} -XX:-UsePerfData -Djava.io.tmpdir={folder}")
+            .config("spark.python.daemon.module", "spark_jobs.daemon")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.sql.shuffle.partitions", "2")

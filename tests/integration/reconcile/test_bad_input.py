@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from oncebox.local import LocalPostgres
 from spark_jobs.errors import CannotCheckError, ReconcileError
 from spark_jobs.findings import Kind
+from spark_jobs.jobs import reconcile as job
 from spark_jobs.jobs.reconcile import run
 from spark_jobs.snapshot import APPLICATION, Snapshot
 from tests.support.kafka import create_topic
+from tests.support.reconcile import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from spark_jobs.result import Result
-    from tests.support.reconcile import World
+    from tests.support.coordinator import Coordinators
 
 
 def test_topics_and_tables_that_are_not_there(world: World, check: Callable[..., Result]):
@@ -116,6 +122,69 @@ def test_the_snapshot_holder_is_killed(world: World, spark: Any):
 
     with pytest.raises(CannotCheckError, match="run again"):
         run(world.settings(), kill, session=spark)
+    assert world.run("SELECT to_regclass('oncebox.reconciliation_runs')") == [(None,)]
+
+
+@pytest.fixture
+def own_postgres(tmp_path: Path) -> Iterator[LocalPostgres]:
+    """One that may be restarted."""
+    with LocalPostgres(tmp_path / "postgres") as server:
+        yield server
+
+
+def by_submit(world: World, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None], dsn: str) -> int:
+    """As spark-submit calls the job."""
+    monkeypatch.setenv("ONCEBOX_BOOTSTRAP_SERVERS", world.servers)
+    monkeypatch.setenv("ONCEBOX_DSN", dsn)
+    monkeypatch.setenv("ONCEBOX_RECONCILE_FEED_TOPIC", world.coordinators.feed_topic)
+    monkeypatch.setenv("ONCEBOX_RECONCILE_LOG_TOPIC", world.coordinators.log_topic)
+    monkeypatch.setenv("ONCEBOX_RECONCILE_REPORT_FOLDER", str(world.folder / "reports"))
+    monkeypatch.setattr(job, "tell", tell)
+    return job.main([])
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("step", ["parts of the table are summed", "reading manifests"])
+def test_the_database_is_restarted(
+    step: str,
+    shared_coordinator: Coordinators,
+    own_postgres: LocalPostgres,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if step in text and sum(step in each for each in told) == 1:
+            own_postgres.restart()
+
+    with closing(World(shared_coordinator, own_postgres.dsn, tmp_path)) as world:
+        world.transfer(1, 2)
+        world.apply()
+        assert by_submit(world, monkeypatch, tell, world.dsn) == 2
+        assert any(step in each for each in told)
+        assert told[-1].startswith("nothing could be concluded: ")
+        assert "run again" in told[-1]
+        assert world.run("SELECT to_regclass('oncebox.reconciliation_runs')") == [(None,)]
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_role_that_may_only_read(world: World, monkeypatch: pytest.MonkeyPatch):
+    """The comparison is finished, so its report is there; without a mark."""
+    world.transfer(1, 2)
+    world.apply()
+    role, told = f"reader_{uuid.uuid4().hex[:8]}", list[str]()
+    world.run(f"CREATE ROLE {role} LOGIN PASSWORD 'reader' IN ROLE pg_read_all_data")
+    try:
+        code = by_submit(world, monkeypatch, told.append, make_conninfo(world.dsn, user=role, password="reader"))
+    finally:
+        world.run(f"DROP ROLE {role}")
+    assert code == 0, told
+    assert "the result could not be stored in the database, and leaves no mark: permission denied" in told[-2]
+    (page,) = (world.folder / "reports").glob("run-*.html")
+    assert told[-1] == f"report: {page}"
+    assert "could not be stored" in page.read_text()
     assert world.run("SELECT to_regclass('oncebox.reconciliation_runs')") == [(None,)]
 
 

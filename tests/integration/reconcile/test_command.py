@@ -25,23 +25,28 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return int(ended.value.code or 0), printed.out, printed.err
 
 
+def with_spark(world: World, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command that starts a Spark of its own: what a user waits for."""
+    coordinators = world.coordinators
+    places = ["--bootstrap-servers", world.servers, "--feed-topic", coordinators.feed_topic]
+    command = [ONCEBOX, "reconcile", name, *places, "--log-topic", coordinators.log_topic, "--master", "local[2]"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=250)
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
+
+
 def test_run_by_the_command(world: World, capsys: pytest.CaptureFixture[str]):
-    """The only test that starts a Spark of its own: what a user waits for, from the command to the report."""
+    """From the command to the report."""
     world.transfer(*range(1, 6))
     world.apply()
     world.run("DELETE FROM accounts WHERE id = 3")
-    folder = world.folder / "reports"
-    places = ["--bootstrap-servers", world.servers, "--dsn", world.dsn, "--report-folder", str(folder)]
-    topics = ["--feed-topic", world.coordinators.feed_topic, "--log-topic", world.coordinators.log_topic]
-    metrics = world.folder / "reconcile.prom"
-    command = [ONCEBOX, "reconcile", "run", *places, *topics, "--master", "local[2]", "--metrics-file", str(metrics)]
-    command.append("--json")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+    folder, metrics = world.folder / "reports", world.folder / "reconcile.prom"
+    files = ["--report-folder", str(folder), "--metrics-file", str(metrics)]
+    done = with_spark(world, "run", "--dsn", world.dsn, *files, "--json")
     assert done.returncode == 1, done.stderr[-2000:]
     told = json.loads(done.stdout)
     assert told["sentence"] == "1 findings: 1 row missing"
     assert told["files"]["html"] == str(folder / "run-1.html")
-    assert "Traceback" not in done.stdout + done.stderr
     assert json.loads((folder / "run-1.json").read_text())["findings"][0]["kind"] == "row missing"
     assert "<svg" in (folder / "run-1.html").read_text()
     assert 'oncebox_reconcile_findings{kind="row missing",relay="test"} 1.0' in metrics.read_text()
@@ -51,6 +56,34 @@ def test_run_by_the_command(world: World, capsys: pytest.CaptureFixture[str]):
     assert "full" in out
     code, out, _ = call(capsys, "history", "--dsn", world.dsn, "--json")
     assert [(each["run"], each["verdict"], each["findings"]) for each in json.loads(out)] == [(1, "findings", 1)]
+
+
+def test_plan_by_the_command(world: World):
+    """What could not be compared is told, and is not taken for right."""
+    world.transfer(*range(1, 4))
+    world.apply()
+    world.run("DELETE FROM accounts WHERE id = 3")
+    world.run("ALTER TABLE journal RENAME COLUMN account TO accounts")
+    file = world.folder / "plan.json"
+    done = with_spark(world, "plan", "--dsn", world.dsn, "--plan", str(file))
+    assert done.returncode == 2, done.stderr[-2000:]
+    first, action, count, note = done.stdout.splitlines()
+    assert first == "1 findings: 1 row missing"
+    assert action.startswith("  write public.accounts 3;: row missing")
+    assert count.startswith(f"1 actions in {file}")
+    assert note.startswith("not checked: public.journal: missing or of another type")
+    plan = json.loads(file.read_text())
+    assert (plan["verdict"], len(plan["actions"]), len(plan["unchecked"])) == ("findings", 1, 1)
+
+
+def test_audit_by_the_command(world: World):
+    world.transfer(1, 2)
+    world.transfer(3, commit=False)
+    done = with_spark(world, "audit", "--hours", "1", "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures = json.loads(done.stdout)
+    assert figures["committed"] >= 1
+    assert figures["aborted_by_cause"]["owner"] >= 1
 
 
 def test_without_anything_to_show(database: str, capsys: pytest.CaptureFixture[str]):

@@ -115,6 +115,10 @@ def test_a_rare_finding_is_not_lost_behind_many(world: World, check: Callable[..
     world.run("UPDATE accounts SET balance = balance + 1 WHERE id <= 40")
     result = check(suspects_max=6)
     assert found(result) == {Kind.ROW_DIFFERS: 40}
+    assert result.sentence == "about 40 findings: about 40 row differs"
+    assert result.unchecked == (
+        "public.accounts: 34 more rows do not seem to be right, and were not looked at one by one",
+    )
     # A row under another key still stands at its record's place, and yet the old key is missing and the new one extra.
     world.run("UPDATE accounts SET id = 1000 WHERE id = 50")
     result = check(suspects_max=6)
@@ -128,3 +132,41 @@ def test_a_rare_finding_is_not_lost_behind_many(world: World, check: Callable[..
     world.run("DELETE FROM journal WHERE id = 7000")
     world.run("INSERT INTO journal SELECT * FROM journal WHERE id = 8000")
     assert found(check()) == {Kind.ROW_MISSING: 1, Kind.DUPLICATE: 1}
+
+
+def test_what_only_the_database_can_tell_is_looked_at_or_told(world: World, check: Callable[..., Result]):
+    transaction = world.producer.begin()
+    for each in range(1, 9):
+        account = {"id": each, "name": "", "balance": 1, "changed": "infinity"}
+        transaction.send(world.topics["accounts"], json.dumps(account).encode(), key=str(each).encode())
+    transaction.commit()
+    world.apply()
+    assert check().exit_code == 0
+    limited = check(suspects_max=3)
+    assert (limited.findings, limited.exit_code) == ((), 2)
+    assert limited.unchecked == (
+        "public.accounts: 5 more rows do not seem to be right, and were not looked at one by one",
+    )
+
+
+def test_deletes_that_took_no_effect(world: World, check: Callable[..., Result]):
+    """In a table that PostgreSQL has counted: nearly each record is a row there, and their sums agree."""
+    world.transfer(*range(1, 61))
+    world.apply()
+    (deleted,) = world.run("SELECT * FROM accounts WHERE id = 5")
+    (replaced,) = world.run("SELECT * FROM accounts WHERE id = 7")
+    put_back = "INSERT INTO accounts VALUES (%s, %s, %s, %s, %s, %s)"
+    world.delete(5)
+    world.apply()
+    world.run("ANALYZE")
+    assert check().exit_code == 0
+    world.run(put_back, deleted)
+    assert found(check()) == {Kind.ROW_OLDER: 1}
+    # Without its constraint a table may hold what was replaced beside what has replaced it.
+    world.run("DELETE FROM accounts WHERE id = 5")
+    world.transfer(7, version=1)
+    world.apply()
+    world.run("ALTER TABLE accounts DROP CONSTRAINT accounts_pkey")
+    world.run(put_back, replaced)
+    world.run("ANALYZE")
+    assert found(check()) == {Kind.DUPLICATE: 1}

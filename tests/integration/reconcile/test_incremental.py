@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spark_jobs import size
+from spark_jobs import older, size
 from spark_jobs.findings import Kind
 from spark_jobs.jobs.reconcile import run
 
@@ -53,3 +53,30 @@ def test_runs_build_on_each_other(world: World, spark: Any, monkeypatch: pytest.
     folder = world.folder / "reports"
     assert {path.name for path in folder.glob("run-1.*")} == {"run-1.json", "run-1.html"}
     assert len(world.run("SELECT run FROM oncebox.reconciliation_runs")) == 5
+
+
+def test_a_delete_of_an_older_row_that_took_no_effect(world: World, spark: Any, monkeypatch: pytest.MonkeyPatch):
+    def go() -> Any:
+        return run(world.settings(), lambda _: None, session=spark)[0]
+
+    world.transfer(*range(1, 21))
+    world.apply()
+    (deleted,) = world.run("SELECT * FROM accounts WHERE id = 6")
+    assert go().exit_code == 0
+    world.run("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    world.run("CREATE TRIGGER keep BEFORE DELETE ON accounts FOR EACH ROW WHEN (OLD.id = 5) EXECUTE FUNCTION keep()")
+    for account in (5, 6):
+        world.delete(account)
+    world.apply()
+    world.run("DROP TRIGGER keep ON accounts")
+    for keys_max in (older.KEYS_MAX, 1):
+        monkeypatch.setattr(older, "KEYS_MAX", keys_max)
+        kept = go()
+        assert (kept.kind, kept.since_run) == ("incremental", 1)
+        assert [(finding.kind, finding.count) for finding in kept.findings] == [(Kind.ROW_OLDER, 1)]
+    # One of them was not written since the last run, the other one was: put back just as it had been.
+    world.run("INSERT INTO accounts VALUES (%s, %s, %s, %s, %s, %s)", deleted)
+    assert [(finding.kind, finding.count) for finding in go().findings] == [(Kind.ROW_OLDER, 2)]
+    world.run("DELETE FROM accounts WHERE id IN (5, 6)")
+    right = go()
+    assert (right.kind, right.exit_code, right.findings) == ("incremental", 0, ())

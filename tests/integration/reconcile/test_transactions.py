@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     RESOURCE_TOPIC,
@@ -16,6 +17,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from oncebox.v1 import log_pb2, manifest_pb2, transaction_pb2
+from spark_jobs import facts
+from spark_jobs.errors import CannotCheckError
 from spark_jobs.findings import Kind
 from spark_jobs.hanging import find_hanging
 from spark_jobs.jobs.audit import audit
@@ -49,6 +52,18 @@ def test_a_transaction_half_applied_by_position(world: World, check: Callable[..
     world.run("DELETE FROM journal")
     result = check()
     assert kinds(result) == {Kind.ATOMICITY_BROKEN: 1}
+
+
+def test_a_topic_that_is_rewound_breaks_no_transaction(world: World, check: Callable[..., Result]):
+    for account in range(1, 6):
+        world.transfer(account)
+    world.apply()
+    for partition in range(world.partitions):
+        source = world.sources[world.topics["journal"], partition]
+        world.run("UPDATE oncebox.position SET next_offset = 0 WHERE source = %s", [source])  # high_offset stays
+    result = check()
+    assert (result.findings, result.exit_code) == ((), 2)
+    assert any("the relay was rewound" in note for note in result.unchecked)
 
 
 def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: Begun):
@@ -88,39 +103,106 @@ def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: 
         assert any(f"{own.written[0].topic} is compacted" in each for each in feed.told)
 
 
-def test_the_log_against_the_feed(world: World, begun: Begun):
-    feed, log = (create_topic(world.servers, None) for _ in range(2))
-    state = log_pb2.IdState()
-    for number, result in (
-        (1, transaction_pb2.ABORTED),
-        (2, transaction_pb2.COMMITTED),
-        (3, transaction_pb2.COMMITTED),
-    ):
-        state.outcomes.add(number=number, result=result, decided_at_ms=number)
-    producer = Producer({"bootstrap.servers": world.servers})
-    key = log_pb2.LogKey(transactional_id="a").SerializeToString()
-    producer.produce(log, log_pb2.LogValue(version=1, id=state).SerializeToString(), key=key)
+class Forger:
+    """Writes a log and a feed of its own."""
+
+    def __init__(self, servers: str) -> None:
+        self.feed, self.log = (create_topic(servers, None) for _ in range(2))
+        self._producer = Producer({"bootstrap.servers": servers})
+
+    def outcomes(self, name: str, *, version: int = 1) -> None:
+        """Number 1 is aborted, 2 and 3 are committed."""
+        state = log_pb2.IdState()
+        for number, result in enumerate((transaction_pb2.ABORTED, *[transaction_pb2.COMMITTED] * 2), start=1):
+            state.outcomes.add(number=number, result=result, decided_at_ms=number)
+        key = log_pb2.LogKey(transactional_id=name).SerializeToString()
+        self._write(self.log, log_pb2.LogValue(version=version, id=state).SerializeToString(), key)
+
+    def manifest(self, *, version: int = 1, **fields: Any) -> None:
+        manifest = manifest_pb2.Manifest(part_count=1, decided_at_ms=fields.get("number", 1), **fields)
+        self._write(self.feed, manifest_pb2.FeedRecord(version=version, manifest=manifest).SerializeToString(), None)
+
+    def _write(self, topic: str, value: bytes, key: bytes | None) -> None:
+        self._producer.produce(topic, value, key=key)
+        self._producer.flush(30)
+
+
+def test_the_log_against_the_feed(world: World, check: Callable[..., Result], begun: Begun):
+    forger = Forger(world.servers)
+    forger.outcomes("a")
     for number in (1, 3):
-        manifest = manifest_pb2.Manifest(transactional_id="a", number=number, decided_at_ms=number, part_count=1)
-        producer.produce(feed, manifest_pb2.FeedRecord(version=1, manifest=manifest).SerializeToString())
-    producer.flush(30)
+        forger.manifest(transactional_id="a", number=number)
 
-    def compared(log_topic: str) -> LogCheck:
-        with begun(feed_topic=feed, log_topic=log_topic) as run, closing(Transactions(run)) as manifests:
-            manifests.check()
-            return check_log(run, manifests.manifests, manifests.oldest_ms)
+    def compared(log_topic: str, **settings: Any) -> LogCheck:
+        with begun(feed_topic=forger.feed, log_topic=log_topic, **settings) as run, closing(Transactions(run)) as feed:
+            feed.check()
+            return check_log(run, feed.manifests, feed.oldest_ms)
 
-    (finding,) = compared(log).findings
-    assert (finding.kind, finding.count) == (Kind.LOG_DIFFERS, 2)
-    told = "; ".join(sample.detail for sample in finding.samples)
+    result = check(feed_topic=forger.feed, log_topic=forger.log)
+    assert (kinds(result), result.exit_code) == ({Kind.LOG_DIFFERS: 2}, 1)
+    told = "; ".join(sample.detail for sample in result.findings[0].samples)
     assert "a number 1: aborted in the log, committed in the feed" in told
     assert "a number 2: committed in the log, not in the feed" in told
+    # All are counted, whatever the limits; and what cannot be read is told.
+    forger.outcomes("b")
+    forger.outcomes("c", version=2)
+    (finding,) = (limited := compared(forger.log, suspects_max=1, samples_max=1)).findings
+    assert (finding.count, len(finding.samples)) == (4, 1)
+    assert f"{forger.log} holds 1 records of version 2, this process reads up to 1" in limited.unchecked
     # Nothing to compare with is not clean.
     assert "the log no-such-log does not exist" in compared("no-such-log").unchecked
-    end = TopicPartition(feed, 0, 2)
+    end = TopicPartition(forger.feed, 0, 2)
     admin = AdminClient({"bootstrap.servers": world.servers})
-    admin.delete_records([end])[TopicPartition(feed, 0)].result(60)
-    assert "is past retention: the log is not compared" in compared(log).unchecked
+    admin.delete_records([end])[TopicPartition(forger.feed, 0)].result(60)
+    assert "is past retention: the log is not compared" in compared(forger.log).unchecked
+
+
+def test_a_feed_of_a_newer_version(world: World, check: Callable[..., Result], spark: Any):
+    forger = Forger(world.servers)
+    forger.outcomes("a")
+    for number in (2, 3):
+        forger.manifest(transactional_id="a", number=number, version=number)
+    topics = {"feed_topic": forger.feed, "log_topic": forger.log}
+    result = check(**topics)
+    assert (result.findings, result.exit_code) == ((), 2)
+    (note,) = result.unchecked
+    assert f"the feed {forger.feed} holds 2 records of version 3, this process reads up to 1: upgrade it" in note
+    with pytest.raises(CannotCheckError, match="of version 3"):
+        audit(world.settings(**topics), hours=1, session=spark)
+
+
+def test_a_group_offset_beyond_the_end(world: World, begun: Begun, monkeypatch: pytest.MonkeyPatch):
+    world.transfer(*range(1, 6))
+    world.apply()
+    topic, forger, asked = world.topics["accounts"], Forger(world.servers), []
+
+    def group(ahead: int) -> transaction_pb2.GroupOffsets:
+        with begun() as run:
+            ends = [source.facts.high for source in run.cut.of_topics([topic]) if source.facts]
+        found = transaction_pb2.GroupOffsets(group_id="readers")
+        for partition, end in enumerate(ends):
+            found.offsets.add(topic=topic, partition=partition, offset_next=end + ahead * partition)
+        return found
+
+    async def listed(wire: Any, leader: int, partitions: list[Any], topic_id: str) -> Any:
+        asked.append(partitions[0].topic)
+        return await of_leader(wire, leader, partitions, topic_id)
+
+    def checked() -> list[Any]:
+        with begun(feed_topic=forger.feed) as run, closing(Transactions(run)) as feed:
+            return feed.check()
+
+    of_leader = facts._of_leader
+    forger.manifest(transactional_id="a", number=1, group_offsets=[group(0)])
+    assert checked() == []
+    forger.manifest(transactional_id="a", number=2, group_offsets=[group(1)])
+    monkeypatch.setattr(facts, "_of_leader", listed)
+    (finding,) = checked()
+    assert (finding.kind, finding.where) == (Kind.GROUP_OFFSET_BEYOND, f"{topic}:1")
+    assert "group readers at" in finding.samples[0].detail
+    # The feed's end is taken before the topics': whoever reads on meanwhile is not beyond them.
+    assert asked[0] == forger.feed
+    assert len(asked) == 3
 
 
 def test_a_hanging_transaction(world: World, check: Callable[..., Result], begun: Begun):

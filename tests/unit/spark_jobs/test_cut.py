@@ -23,8 +23,8 @@ def facts(**more: Any) -> PartitionFacts:
 def cut(*sources: SourceCut, **more: Any) -> Cut:
     given: dict[str, Any] = {
         "relay": "r", "mode": "transaction", "snapshot_text": "", "xmin": 1, "system": 1, "lsn": "0/1",
-        "config_hash": "", "dead_letters": (), "replayed": {}, "tables": (), "feed": {}, "feed_applied": {},
-        "compacted": frozenset(), "unpositioned": (), "notes": (), "told": (),
+        "config_hash": "", "dead_letters": (), "replayed": {}, "letters_replayed": 0, "tables": (), "feed": {},
+        "feed_applied": {}, "compacted": frozenset(), "unpositioned": (), "notes": (), "told": (),
     }  # fmt: skip
     return Cut(sources=sources, **(given | more))
 
@@ -98,6 +98,9 @@ def test_a_rewound_position_is_not_one_with_holes():
     assert [position(next=50, beyond=((60, 90),)).has_applied(each) for each in (0, 49, 50, 60, 90)] == [
         True, True, False, True, False,
     ]  # fmt: skip
+    # What a rewind has still before it stands in the database; a hole was never there.
+    assert position(next=50, beyond=((60, 90),)).written == ((0, 100),)
+    assert position(next=50, beyond=((60, 100),)).written == ((0, 50), (60, 100))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from spark_jobs.findings import Finding, Sample
 from spark_jobs.findings import Kind as FindingKind
 from spark_jobs.jobs.audit import render
 from spark_jobs.jsonb import jsonb_at
-from spark_jobs.log_state import decode_open, decode_outcomes
-from spark_jobs.manifests import decode_manifest
+from spark_jobs.log_state import NOT_READ, decode_open, decode_outcomes, not_read
+from spark_jobs.manifests import UNKNOWN, decode_manifest
 from spark_jobs.publish import metrics_text
 from spark_jobs.report import render as render_page
 from spark_jobs.result import Coverage, Result, TableFigures, to_json
@@ -125,7 +125,18 @@ def test_manifests_and_what_is_none():
     assert decode_manifest(leader.SerializeToString()) is None
     broken = decode_manifest(b"\xff\xff")
     assert broken is not None
-    assert broken[-1] is True
+    assert broken[-2:] == (True, None)
+    # Without a version it is nobody's; with a newer one it says nothing, whatever it is.
+    nobody = decode_manifest(manifest_pb2.FeedRecord(manifest=manifest).SerializeToString())
+    assert nobody is not None
+    assert nobody[-2:] == (True, None)
+    newer = [
+        manifest_pb2.FeedRecord(version=2, manifest=manifest),
+        manifest_pb2.FeedRecord(version=2, leader=log_pb2.LeaderState(epoch=1)),
+        manifest_pb2.FeedRecord(version=2),
+    ]
+    for record in newer:
+        assert decode_manifest(record.SerializeToString()) == (*UNKNOWN, True, 2)
 
 
 def test_outcomes_and_open_transactions_of_the_log():
@@ -137,6 +148,23 @@ def test_outcomes_and_open_transactions_of_the_log():
     assert decode_outcomes(key, value) == [("a", 1, 2, 2, 5)]
     assert decode_open(key, value) == [("a", 2, 7, 2, 9)]
     assert decode_outcomes(key, None) == []
+    leader = log_pb2.LogKey(leader=True).SerializeToString()
+    assert decode_outcomes(leader, log_pb2.LogValue(version=1, leader=log_pb2.LeaderState()).SerializeToString()) == []
+
+
+def test_records_of_the_log_that_cannot_be_read_are_told():
+    key = log_pb2.LogKey(transactional_id="a").SerializeToString()
+    value = log_pb2.LogValue(version=1, id=log_pb2.IdState()).SerializeToString()
+    newer = log_pb2.LogValue(version=2, id=log_pb2.IdState()).SerializeToString()
+    unknown = log_pb2.LogValue(version=1).SerializeToString()
+    assert decode_outcomes(key, newer) == [("", 0, NOT_READ, 2, 0)]
+    for wrong in ((None, value), (b"", value), (b"\xff\xff", value), (key, b"\xff\xff"), (key, unknown), (b"", None)):
+        assert decode_outcomes(*wrong) == [("", 0, NOT_READ, 0, 0)]
+        assert decode_open(*wrong) == []
+    told = not_read("log", {0: 3, 2: 1})
+    assert "log holds 3 records that cannot be read" in told
+    assert "log holds 1 records of version 2, this process reads up to 1: upgrade it" in told
+    assert not_read("log", {}) == ""
 
 
 def result(**more: Any) -> Result:

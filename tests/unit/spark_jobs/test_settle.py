@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 
 from spark_jobs.alarm import is_right_now
-from spark_jobs.compare import compared_sources, shares, since_touched, unguarded_obstacle
+from spark_jobs.collect import shares
+from spark_jobs.compare import compared_sources, unguarded_obstacle
 from spark_jobs.cut import cut_source
 from spark_jobs.database import RowState
 from spark_jobs.findings import Kind, Suspect
+from spark_jobs.older import since_touched
 from spark_jobs.settle import behind_row, one_each
 from spark_jobs.transforms import difference
 from tests.unit.spark_jobs.test_cut import cut, facts, position

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import psycopg
 import pytest
 
+from spark_jobs.database import record_digests
 from spark_jobs.findings import Kind, Settled, Suspect
 from spark_jobs.jobs.repair import action_for
 from spark_jobs.records import Record, from_json, row_values, to_json
@@ -126,3 +128,17 @@ def test_a_delete_event_is_no_row_to_write():
 def table(**more: Any) -> Table:
     (one,) = by_table([target(column("id", "bigint"), **more)])
     return one
+
+
+def test_a_database_that_fails_says_nothing_of_a_record():
+    of, two = target(column("id", "bigint")), [(1, record(b'{"id": 1}'))] * 2
+
+    def fail(error: psycopg.Error) -> Any:
+        def ask(_: Any) -> Any:
+            raise error
+
+        return ask
+
+    assert record_digests(fail(psycopg.DataError("no such value")), of, two) == [None, None]
+    with pytest.raises(psycopg.OperationalError):
+        record_digests(fail(psycopg.OperationalError("the connection is closed")), of, two)

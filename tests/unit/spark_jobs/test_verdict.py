@@ -31,6 +31,12 @@ def test_an_incremental_run_says_what_it_covers():
     assert "all that the relay has applied" in judge([], [], rows=5, lag=0, lag_max=0, since=None).sentence
 
 
+def test_a_number_that_was_not_counted_says_so():
+    some = Finding(kind=Kind.ROW_EXTRA, where="public.t", count=9, how="at least")
+    judged = judge([ONE, some], [], rows=5, lag=0, lag_max=0, since=None)
+    assert judged.sentence == "at least 12 findings: 3 row missing, at least 9 row extra"
+
+
 def test_every_kind_says_who_why_and_what_to_do():
     assert BLAME.keys() == set(Kind)
     assert all(all(texts) for texts in BLAME.values())
