@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from proof.bench.result import Better, Result
 
-WARM_UP_TURNS = 6
-STEADY = 0.1  # a side is warm when a turn betters its best by less than this part
+WARM_UP_TURNS = 12
+STEADY = 0.1  # a side is warm when its turns better its best by less than this part,
+STEADY_TURNS = 2  # and that so often in a row: one turn may be slow for other reasons
 
 Figures = Mapping[str, float]
 Run = Callable[[], Figures]
@@ -40,7 +41,7 @@ def interleave(
     progress: Callable[[str], None],
     warm_up_turns: int = WARM_UP_TURNS,
 ) -> list[Result]:
-    """`warm_up_turns` is the most there may be; they end when neither side gets better in the first metric."""
+    """`warm_up_turns` is the most there may be; they end when neither side gets better any more in the first metric."""
     progress(f"warming up {ours.name} and {peer.name}")
     _warm_up(metrics[0], (ours, peer), warm_up_turns)
     measured: dict[str, list[Figures]] = {"ours": [], "peer": []}
@@ -67,6 +68,7 @@ def interleave(
 
 def _warm_up(metric: Metric, sides: Sequence[Side], turns: int) -> None:
     best: dict[str, float] = {}
+    steady = 0
     for _ in range(turns):
         gains = []
         for side in sides:
@@ -74,7 +76,8 @@ def _warm_up(metric: Metric, sides: Sequence[Side], turns: int) -> None:
             figure = figure if metric.better == "higher" else -figure
             gains.append(side.name not in best or figure > best[side.name] + abs(best[side.name]) * STEADY)
             best[side.name] = max(figure, best.get(side.name, figure))
-        if not any(gains):
+        steady = 0 if any(gains) else steady + 1
+        if steady == STEADY_TURNS:
             return
 
 

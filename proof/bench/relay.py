@@ -24,6 +24,8 @@ MEMORY_MAX_MB = 300.0
 LAG_MAX_MS = 200.0
 # Of the top rate that was measured before.
 LAG_RATE = 0.1
+# After the last row was sent.
+SETTLE_S = 2.0
 STOPPED_S, STOPPED_QUICK_S = 60.0, 10.0
 
 
@@ -32,7 +34,8 @@ def bench(context: Context) -> Iterator[Result]:
     a primary key and the version guard's columns. Partition mode against Debezium's JDBC sink on Kafka Connect (two
     tasks, batches of 5,000), each from its 100,000th row on; against COPY and one upsert by psql; transaction mode
     against partition mode on the same topic, written in transactions of 10 rows. Lag: from the send to the first read
-    that sees the row, at a tenth of the rate measured before. Memory: the most that the process had in use with the
+    that sees the row, at a tenth of the rate measured before; a row that is not seen 2 s after the last was sent counts
+    with all the time until then. Memory: the most that the process had in use with the
     backlog before it; and the same with a database that stands still for a minute (10 s if quick) on the way.
     """
     rows = ROWS_QUICK if context.quick else ROWS
@@ -166,15 +169,18 @@ def _lag(context: Context, dsn: str, folder: Path, rows_per_s: float) -> Iterato
 
 
 def _lags(servers: str, dsn: str, topic: str, duration_s: float, rows_per_s: float) -> list[float]:
-    """Sends at the given rate and looks how far the table is; the lag of each row that was seen as the newest."""
+    """Sends at the given rate and looks how far the table is; the lag of every row that was sent. One that is not seen
+    until SETTLE_S after the last was sent counts with the time until then: a relay that stands still is not fast.
+    """
     producer = StockProducer({"bootstrap.servers": servers, "linger.ms": 2})
+    wanted = max(1, int(duration_s * rows_per_s))
     sent: list[float] = []
     lags: list[float] = []
     start_s = time.monotonic()
     with psycopg.connect(dsn, autocommit=True) as connection:
         seen = -1
-        while (now_s := time.monotonic()) < start_s + duration_s + 2 and seen + 1 < max(len(sent), 1):
-            while len(sent) < min(now_s - start_s, duration_s) * rows_per_s:
+        while seen + 1 < wanted and (now_s := time.monotonic()) < start_s + duration_s + SETTLE_S:
+            while len(sent) < min((now_s - start_s) * rows_per_s, wanted):
                 value = json.dumps({"payload": parts.row(len(sent))}, separators=(",", ":"))
                 producer.produce(topic, value, key=str(len(sent)))
                 sent.append(time.monotonic())
@@ -185,5 +191,6 @@ def _lags(servers: str, dsn: str, topic: str, duration_s: float, rows_per_s: flo
                 lags += [(seen_s - at_s) * 1000 for at_s in sent[seen + 1 : highest + 1]]
                 seen = highest
             time.sleep(0.002)
+    end_s = time.monotonic()
     producer.flush(10)
-    return lags
+    return lags + [(end_s - at_s) * 1000 for at_s in sent[seen + 1 :]]

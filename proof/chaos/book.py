@@ -9,8 +9,10 @@ from proof.chaos.history import (
     COMMITTED,
     UNKNOWN,
     Commit,
+    Ending,
     Fault,
     FinalCopies,
+    FinalMarkers,
     FinalRecords,
     FinalRows,
     Finished,
@@ -36,6 +38,11 @@ class Seen(NamedTuple):
     line: Line
     reader: str
     record: Placed
+
+
+class SeenEnding(NamedTuple):
+    line: Line
+    ending: Ending
 
 
 class SeenRow(NamedTuple):
@@ -68,6 +75,7 @@ class Book:
         self.final_of_operation: dict[str, list[Seen]] = {}
         # Of the copied topic; None: nobody looked.
         self.copies: list[Seen] | None = None
+        self.endings: list[SeenEnding] = []
         self.rows: dict[str, list[SeenRow]] = {}
         self.rows_of_operation: dict[str, list[SeenRow]] = {}
         self.looks: list[tuple[Line, Look]] = []
@@ -100,18 +108,8 @@ class Book:
             case Poll():
                 for record in event.records:
                     self._see(Seen(line, event.reader, record))
-            case FinalRecords():
-                for record in event.records:
-                    seen = Seen(line, READER_FINAL, record)
-                    self._see(seen)
-                    self.final.setdefault(record.item, []).append(seen)
-                    self.final_of_operation.setdefault(operation_of(record.item), []).append(seen)
-            case FinalCopies():
-                self.copies = [*(self.copies or ()), *(Seen(line, READER_FINAL, record) for record in event.records)]
-            case FinalRows():
-                for row in event.rows:
-                    self.rows.setdefault(row.item, []).append(SeenRow(line, row))
-                    self.rows_of_operation.setdefault(operation_of(row.item), []).append(SeenRow(line, row))
+            case FinalRecords() | FinalCopies() | FinalMarkers() | FinalRows():
+                self._add_final(line, event)
             case Look():
                 self.looks.append((line, event))
             case Fault():
@@ -122,6 +120,23 @@ class Book:
                 self.healed_ns = event.at_ns
             case Finished():
                 self.finished = event
+
+    def _add_final(self, line: Line, event: FinalRecords | FinalCopies | FinalMarkers | FinalRows) -> None:
+        match event:
+            case FinalRecords():
+                for record in event.records:
+                    seen = Seen(line, READER_FINAL, record)
+                    self._see(seen)
+                    self.final.setdefault(record.item, []).append(seen)
+                    self.final_of_operation.setdefault(operation_of(record.item), []).append(seen)
+            case FinalCopies():
+                self.copies = [*(self.copies or ()), *(Seen(line, READER_FINAL, record) for record in event.records)]
+            case FinalMarkers():
+                self.endings += [SeenEnding(line, ending) for ending in event.endings]
+            case FinalRows():
+                for row in event.rows:
+                    self.rows.setdefault(row.item, []).append(SeenRow(line, row))
+                    self.rows_of_operation.setdefault(operation_of(row.item), []).append(SeenRow(line, row))
 
     def _see(self, seen: Seen) -> None:
         self.seen.setdefault(seen.reader, []).append(seen)
@@ -149,6 +164,13 @@ class Book:
     def say_seen(self, seen: Seen) -> str:
         record = seen.record
         return self.say(seen.line, f"{seen.reader} reads {record.item} at {record.partition}:{record.offset}")
+
+    def say_ending(self, seen: SeenEnding) -> str:
+        ending = seen.ending
+        kind = "commit" if ending.is_commit else "abort"
+        what = f"the {kind} marker of producer {ending.producer_id} at {ending.partition}:{ending.offset}"
+        epochs = ", ".join(map(str, ending.epochs))
+        return self.say(seen.line, f"{what} ends {', '.join(ending.items)} (epoch {epochs})")
 
     def say_row(self, seen: SeenRow) -> str:
         return self.say(seen.line, f"the table {seen.row.table} has {seen.row.item}")

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
-from proof.chaos import checks_database, checks_kafka, checks_outcomes
+from proof.chaos import checks_database, checks_kafka, checks_markers, checks_outcomes
 from proof.chaos.book import Book
 from proof.chaos.checks_kafka import Anomaly
 
-# One bug makes many anomalies of one name: the first ones tell all. A proof may be long, too.
-ANOMALIES_PER_CHECK_MAX = 3
+# One bug makes many anomalies of one name: all are counted, the first ones tell all. A proof may be long, too.
+SHOWN_PER_CHECK_MAX = 3
 PROOF_LINES_MAX = 12
 
 CHECKS: dict[str, Callable[[Book], Iterator[Anomaly]]] = {
@@ -34,9 +33,12 @@ CHECKS: dict[str, Callable[[Book], Iterator[Anomaly]]] = {
     "record without row": checks_database.record_without_row,
     "row unlike its record": checks_database.other_amount,
     "decision divergence": checks_outcomes.decision_divergence,
+    "marker unlike its decision": checks_markers.unlike_decision,
+    "cross-transaction capture": checks_markers.capture,
     "number used twice": checks_outcomes.number_twice,
     "unknown outcome": checks_outcomes.unknown_outcome,
     "hanging transaction": checks_outcomes.hanging_transaction,
+    "no progress": checks_outcomes.no_progress,
     "stuck": checks_outcomes.stuck,
 }
 
@@ -45,13 +47,14 @@ CHECKS: dict[str, Callable[[Book], Iterator[Anomaly]]] = {
 class Finding:
     check: str
     text: str
-    # Lines of the history.
+    # Lines of the history; none beyond the first few of a check.
     proof: tuple[str, ...]
 
 
 def check(book: Book) -> list[Finding]:
+    """All that there are, those of one check together."""
     return [
-        Finding(check=name, text=text, proof=tuple(proof[:PROOF_LINES_MAX]))
+        Finding(check=name, text=text, proof=tuple(proof[:PROOF_LINES_MAX] if nth < SHOWN_PER_CHECK_MAX else ()))
         for name, run in CHECKS.items()
-        for text, proof in islice(run(book), ANOMALIES_PER_CHECK_MAX)
+        for nth, (text, proof) in enumerate(run(book))
     ]

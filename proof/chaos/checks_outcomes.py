@@ -1,10 +1,15 @@
 """What clients were told: one outcome for each transaction, that of the data, and in the end always one."""
 
 from collections.abc import Iterator
+from math import inf
 
-from proof.chaos.book import Book
+from proof.chaos.book import Book, Operation
 from proof.chaos.checks_kafka import Anomaly
 from proof.chaos.history import ABORTED, COMMITTED, UNKNOWN, HeldBack, Stuck
+from proof.chaos.workload import PASSER_BY
+
+# After healing, until every client has committed something that it has begun since.
+PROGRESS_S = 120.0
 
 
 def decision_divergence(book: Book) -> Iterator[Anomaly]:
@@ -49,6 +54,34 @@ def hanging_transaction(book: Book) -> Iterator[Anomaly]:
         if isinstance(event, HeldBack):
             text = f"{event.partition} is held back at {event.offset_stable} of {event.offset_next}"
             yield text, [book.say(line, text)]
+
+
+def no_progress(book: Book) -> Iterator[Anomaly]:
+    """A client to which nothing is done any more gets nothing through."""
+    limit_ns = book.healed_ns + int(PROGRESS_S * 1e9)
+    if not book.healed_ns or (book.finished is None and book.ended_ns <= limit_ns):
+        return
+    last: dict[str, Operation] = {}
+    gone_on: set[str] = set()
+    for operation in book.operations.values():
+        # A client and its successors have one name, and count their incarnations behind it.
+        name = operation.invoke.client.rpartition(".")[0]
+        if operation.invoke.client.startswith(PASSER_BY):
+            continue
+        last[name] = operation
+        if operation.invoke.at_ns > book.healed_ns and _committed_ns(operation) <= limit_ns:
+            gone_on.add(name)
+    for name in last.keys() - gone_on:
+        yield (
+            f"{name} committed nothing that it began in the {PROGRESS_S:.0f} s after healing",
+            book.proof_of(last[name]),
+        )
+
+
+def _committed_ns(operation: Operation) -> float:
+    """When its own client was told so."""
+    mine = (told for _, told in operation.told if told.by == operation.invoke.client)
+    return min((told.at_ns for told in mine if told.outcome == COMMITTED), default=inf)
 
 
 def stuck(book: Book) -> Iterator[Anomaly]:

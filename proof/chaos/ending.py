@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import psycopg
-from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, TopicPartition
+from aiokafka.errors import KafkaError as WireKafkaError
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from psycopg import sql
 
@@ -17,6 +18,7 @@ from oncebox.errors import OnceboxError, OutcomeExpiredError
 from oncebox.producer import Producer
 from oncebox.v1 import transaction_pb2
 from proof.chaos.book import Book, Operation
+from proof.chaos.checks_outcomes import PROGRESS_S
 from proof.chaos.client import SETTINGS
 from proof.chaos.history import (
     ABORTED,
@@ -24,6 +26,7 @@ from proof.chaos.history import (
     UNKNOWN,
     Commit,
     FinalCopies,
+    FinalMarkers,
     FinalRecords,
     FinalRows,
     HeldBack,
@@ -36,12 +39,15 @@ from proof.chaos.history import (
     decode,
     now_ns,
 )
+from proof.chaos.markers import endings
 from proof.chaos.parts import Parts, until
 from proof.chaos.watch import placed
 from proof.chaos.workload import CIRCLE, COPIES, LISTS, PARTITIONS, TOPICS
 from proof.faults.process import ProcessError
 
 QUIET_S = 120.0
+# Until all that is still to be copied and published has been.
+STABLE_S = 5 * QUIET_S
 STOP_S = 60.0
 CHUNK = 500
 # Of each transactional.id the newest ones are asked for once more, whether known or not.
@@ -50,8 +56,8 @@ ASKED_AGAIN = 100
 T = TypeVar("T")
 
 
-def await_commits(parts: Parts, recorder: Recorder) -> None:
-    """Every client commits something that it begins from here on."""
+def await_commits(parts: Parts) -> None:
+    """Every client commits something that it begins from here on; the checks tell who does not."""
     paths = {seat.name: parts.histories / f"{seat.name}.{seat.incarnation}.jsonl" for seat in parts.clients}
     waiting = {name: (path, path.stat().st_size if path.exists() else 0) for name, path in paths.items()}
 
@@ -61,9 +67,7 @@ def await_commits(parts: Parts, recorder: Recorder) -> None:
                 del waiting[name]
         return not waiting
 
-    if not until(all_commit, QUIET_S):
-        what = f"{', '.join(waiting)}: no commit in {QUIET_S:.0f} s after healing"
-        recorder.add(Stuck(at_ns=now_ns(), what=what))
+    until(all_commit, PROGRESS_S)
 
 
 def _commits_after(path: Path, start: int) -> bool:
@@ -142,25 +146,38 @@ def _is_of_database(operation: Operation) -> bool:
 
 
 def await_stable(parts: Parts, recorder: Recorder) -> None:
-    """No transaction is open on any partition: the last stable offset is the end."""
+    """No transaction is open on any partition: the last stable offset is the end. Copiers and outbox relays may still
+    have much to do, one transaction after the other: held back is what stands at one offset.
+    """
     admin = AdminClient({"bootstrap.servers": parts.servers})
-    ends: dict[str, tuple[int, int]] = {}
+    # What is open, and since when its partition has stood there.
+    held: dict[str, tuple[HeldBack, float]] = {}
 
-    def is_stable() -> bool:
-        stable = _ends(admin, IsolationLevel.READ_COMMITTED)
-        newest = _ends(admin, IsolationLevel.READ_UNCOMMITTED)
-        ends.update({name: (offset, newest[name]) for name, offset in stable.items()})
-        return all(stable_at == end for stable_at, end in ends.values())
+    def is_over() -> bool:
+        try:
+            stable = _ends(admin, IsolationLevel.READ_COMMITTED)
+            newest = _ends(admin, IsolationLevel.READ_UNCOMMITTED)
+        except KafkaException:
+            return False  # nobody answers just now
+        now_s = time.monotonic()
+        for name, at in stable.items():
+            event = HeldBack(at_ns=now_ns(), partition=name, offset_stable=at, offset_next=newest[name])
+            before = held.pop(name, None)
+            if at != newest[name]:
+                held[name] = (event, before[1] if before and before[0].offset_stable == at else now_s)
+        return not held or any(now_s > since_s + QUIET_S for _, since_s in held.values())
 
-    if not until(is_stable, QUIET_S):
-        for name, (at, end) in ends.items():
-            if at != end:
-                recorder.add(HeldBack(at_ns=now_ns(), partition=name, offset_stable=at, offset_next=end))
+    is_in_time = until(is_over, STABLE_S)
+    if not is_in_time and not held:
+        recorder.add(Stuck(at_ns=now_ns(), what=f"no broker told the ends of all partitions in {STABLE_S:.0f} s"))
+    for event, since_s in held.values():
+        if not is_in_time or time.monotonic() > since_s + QUIET_S:
+            recorder.add(event)
 
 
 def _ends(admin: AdminClient, isolation: IsolationLevel) -> dict[str, int]:
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    wanted = {TopicPartition(topic, number): latest for topic in TOPICS for number in range(PARTITIONS)}
+    wanted = {TopicPartition(topic, number): latest for topic in (*TOPICS, COPIES) for number in range(PARTITIONS)}
     answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=10)
     return {f"{where.topic}-{where.partition}": future.result().offset for where, future in answers.items()}
 
@@ -206,6 +223,18 @@ def read_topics(parts: Parts, wanted: int, recorder: Recorder) -> int:
         recorder.add(FinalCopies(at_ns=now_ns(), records=tuple(chunk)))
     # A table may have no more rows than there are items: one that came twice must not be waited for.
     return len({record.item for records in found.values() for record in records})
+
+
+def read_markers(parts: Parts, recorder: Recorder) -> None:
+    places = [(topic, number) for topic in (*TOPICS, COPIES) for number in range(PARTITIONS)]
+    try:
+        found = endings(parts.servers, places, limit_s=QUIET_S)
+    except (TimeoutError, WireKafkaError) as error:
+        what = f"the markers were not read to their end in {QUIET_S:.0f} s: {error!r}"
+        recorder.add(Stuck(at_ns=now_ns(), what=what))
+        return
+    for chunk in _chunks(found):
+        recorder.add(FinalMarkers(at_ns=now_ns(), endings=tuple(chunk)))
 
 
 def read_tables(parts: Parts, wanted: int, recorder: Recorder) -> None:

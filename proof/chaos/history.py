@@ -48,6 +48,17 @@ class Sum(NamedTuple):
     digest: int
 
 
+class Ending(NamedTuple):
+    """A marker, and what it ended on its partition: the epochs of the batches, the items in them."""
+
+    partition: str
+    offset: int
+    producer_id: int
+    is_commit: bool
+    epochs: list[int]
+    items: list[str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invoke:
     """A client begins an operation: one transaction that is to write these."""
@@ -118,6 +129,14 @@ class FinalCopies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FinalMarkers:
+    """Of all topics, those of one partition in its order."""
+
+    at_ns: int
+    endings: tuple[Ending, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinalRows:
     at_ns: int
     rows: tuple[Row, ...]
@@ -129,6 +148,8 @@ class Fault:
     fault: str
     target: str
     until_ns: int
+    # False: nothing came that it was meant for.
+    had_effect: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +193,7 @@ Event = (
     | Look
     | FinalRecords
     | FinalCopies
+    | FinalMarkers
     | FinalRows
     | Fault
     | Healed
@@ -187,6 +209,7 @@ _KINDS: dict[str, type[Event]] = {
     "look": Look,
     "final-records": FinalRecords,
     "final-copies": FinalCopies,
+    "final-markers": FinalMarkers,
     "final-rows": FinalRows,
     "fault": Fault,
     "healed": Healed,
@@ -195,7 +218,7 @@ _KINDS: dict[str, type[Event]] = {
     "finished": Finished,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_ITEMS: dict[str, Any] = {"writes": Write, "places": Placed, "records": Placed, "rows": Row}
+_ITEMS: dict[str, Any] = {"writes": Write, "places": Placed, "records": Placed, "rows": Row, "endings": Ending}
 
 
 class Line(NamedTuple):

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from oncebox.local.kafka import Broker
 from proof.chaos.client import FENCED, LEAVES, PASSER_BY_IDS
+from proof.chaos.network import BEFALLEN
 from proof.chaos.parts import ChaosError, ClientSeat, Parts, await_serving
 from proof.faults.process import ChildProcess, ProcessError
 from proof.faults.proxy import Proxy
@@ -31,6 +32,14 @@ WORKS = {
 }
 
 
+class Hurt(NamedTuple):
+    """To whom it was done."""
+
+    target: str
+    # No request that it was meant for came in its time: nothing has happened.
+    had_effect: bool = True
+
+
 class Hurting:
     """`over` ends all waiting; what is down then need not come back."""
 
@@ -38,9 +47,23 @@ class Hurting:
         self._parts = parts
         self._over = over
 
-    def hurt(self, fault: str, pick: int, down_s: float) -> str:
-        """Does it, waits, and heals what it did; says to whom."""
+    def hurt(self, fault: str, pick: int, down_s: float) -> Hurt:
+        """Does it, waits, and heals what it did."""
         verb, _, noun = fault.partition("-")
+        if noun in {"request", "reply"}:
+            return self._befall(verb, pick, down_s)
+        return Hurt(self._hurt(verb, noun, pick, down_s))
+
+    def _befall(self, verb: str, pick: int, down_s: float) -> Hurt:
+        """The broker and the kind of request are picked apart: every broker gets every kind."""
+        proxies = self._parts.broker_proxies
+        number = pick % len(proxies)
+        request = list(BEFALLEN)[pick // len(proxies) % len(BEFALLEN)]
+        came = self._parts.network.befall(verb, proxies[number], request, down_s, self._over)
+        target = f"{request} to broker {self._parts.kafka.brokers[number].node_id}"
+        return Hurt(target if came else f"{target}, none came", had_effect=came)
+
+    def _hurt(self, verb: str, noun: str, pick: int, down_s: float) -> str:
         parts = self._parts
         match noun:
             case "everything":
@@ -51,9 +74,6 @@ class Hurting:
                 return self._roll_coordinators(down_s)
             case "brokers":
                 return self._roll_brokers(down_s)
-            case "request" | "reply":
-                proxies = parts.broker_proxies
-                return parts.network.befall(verb, proxies[pick % len(proxies)], pick, down_s, self._over)
             case "client":
                 return self._hurt_client(verb, pick, down_s)
             case "broker":
@@ -72,7 +92,7 @@ class Hurting:
                 return self._hurt_process(verb, _to_hurt(parts.relays, noun, pick), pick, down_s)
             case "outbox":
                 return self._hurt_process(verb, _to_hurt(parts.outboxes, noun, pick), pick, down_s)
-        raise ChaosError(f"nobody knows how to do {fault}")
+        raise ChaosError(f"nobody knows how to do {verb}-{noun}")
 
     def _hurt_process(self, verb: str, process: ChildProcess, pick: int, down_s: float) -> str:
         if verb == "kill":
@@ -232,7 +252,7 @@ class Hurting:
         parts.postgres.restart()
         # A broker is up when there is a majority of them.
         with ThreadPoolExecutor() as pool:
-            list(pool.map(Broker.start, parts.kafka.brokers))
+            list(pool.map(lambda broker: broker.start(), parts.kafka.brokers))
         for process in parts.services:
             process.start()
         await_serving(parts.services)

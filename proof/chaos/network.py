@@ -14,9 +14,8 @@ from proof.faults.requests import RequestFault
 
 DELAY_S = 0.3
 CALL_S = 30.0
-PRODUCE, WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT = 0, 27, 28
-# Whose loss, delay or repetition could do harm. Markers are rarer than batches: either comes.
-BEFALLEN = (PRODUCE, WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT)
+# Whose loss, delay or repetition could do harm, with their API keys. Markers are rarer than batches: either comes.
+BEFALLEN = {"Produce": 0, "WriteTxnMarkers": 27, "TxnOffsetCommit": 28}
 
 T = TypeVar("T")
 
@@ -65,17 +64,15 @@ class Network:
     def heal(self, proxy: Proxy) -> None:
         self._call(proxy.heal())
 
-    def befall(self, verb: str, proxy: Proxy, pick: int, down_s: float, over: threading.Event) -> str:
-        """Of one request that is under way within `down_s`: what became of it."""
-        api_key = BEFALLEN[pick % len(BEFALLEN)]
-        fault = self._call(_arm(verb, proxy, api_key))
+    def befall(self, verb: str, proxy: Proxy, request: str, down_s: float, over: threading.Event) -> bool:
+        """To one request of this kind (BEFALLEN); whether any came within `down_s`."""
+        fault = self._call(_arm(verb, proxy, BEFALLEN[request]))
         over.wait(down_s)
-        if not self._call(_was_caught(fault)):
-            self._call(proxy.heal())
-            return "none came"
+        if not self._call(_was_caught(proxy, fault)):
+            return False
         if verb != "lost":
             self._call(_release(fault))
-        return f"request {api_key}"
+        return True
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_S)
@@ -86,7 +83,9 @@ async def _arm(verb: str, proxy: Proxy, api_key: int) -> RequestFault:
     return arm(api_key)
 
 
-async def _was_caught(fault: RequestFault) -> bool:
+async def _was_caught(proxy: Proxy, fault: RequestFault) -> bool:
+    """From here on none is. Whatever else is wrong with the proxy is another fault's, and stays."""
+    proxy.disarm(fault)
     return fault.request.done()
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coordinator.markers import writer as marker_writer
+from coordinator.markers.plan import Ending
 from coordinator.steady_clock import SteadyClock
 from oncebox.transaction import Transaction
 from relay.outbox import relay as outbox_relay
@@ -59,6 +61,11 @@ BUGS = {
         faults="kill-copier",
         module="proof.chaos.copier",
     ),
+    "always-commit": Bug(
+        what="the coordinator writes the markers of aborts as those of commits",
+        caught_by=frozenset({"marker unlike its decision"}),
+        module="coordinator",
+    ),
     "timeouts-by-wall-clock": Bug(
         what="the coordinator counts timeouts by a clock that jumps",
         caught_by=frozenset({"hanging transaction"}),
@@ -100,6 +107,10 @@ async def _no_offsets(self: Transaction, *_: Any, **__: Any) -> None:
     """As if it had been forgotten."""
 
 
+def _always_commit(**fields: Any) -> Ending:
+    return Ending(**(fields | {"commit": True}))
+
+
 def _wall_clock_ms(self: SteadyClock) -> int:
     return self._wall_ns() // 1_000_000
 
@@ -114,6 +125,8 @@ def plant(bug: str) -> None:
             outbox_relay._going_on = _outbox_without_token  # noqa: SLF001
         case "copy-without-offsets":
             Transaction.send_offsets = _no_offsets  # type: ignore[method-assign]
+        case "always-commit":
+            marker_writer.Ending = _always_commit  # type: ignore[attr-defined, assignment]
         case "timeouts-by-wall-clock":
             SteadyClock.now_ms = _wall_clock_ms  # type: ignore[method-assign]
 

@@ -5,7 +5,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -27,12 +27,22 @@ CALM_AFTER_S = 2.0
 
 
 class Chaos:
-    def __init__(self, folder: Path, *, seconds: float, seed: int, faults: Sequence[str], planted: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seconds: float,
+        seed: int,
+        faults: Sequence[str],
+        planted: str = "",
+        move: Callable[[float], None] | None = None,  # told how many of the seconds have passed
+    ) -> None:
         self.folder = folder
         self._seconds = seconds
         self._seed = seed
         self._faults = faults
         self._planted = planted
+        self._move = move or (lambda _passed_s: None)
         self._begun_s = time.monotonic()
         self._over = threading.Event()
 
@@ -84,10 +94,12 @@ class Chaos:
             self._look_after(parts, recorder)
             self._play(each, hurting, recorder)
             count += len(each.steps)
+            self._move(self._seconds - max(0.0, deadline_s - time.monotonic()))
             if time.monotonic() - tell_s > TELL_EVERY_S:
                 tell_s = time.monotonic()
                 self.say(f"{count} faults; {poller.count} records read, {looker.count} rows in PostgreSQL")
         time.sleep(max(0.0, deadline_s - time.monotonic()))
+        self._move(self._seconds)
 
     def _play(self, each: Round, hurting: Hurting, recorder: Recorder) -> None:
         """All its faults at once, until all are healed again."""
@@ -103,11 +115,13 @@ class Chaos:
     def _step(self, step: Step, hurting: Hurting, recorder: Recorder) -> None:
         at_ns = now_ns()
         try:
-            target = hurting.hurt(step.fault, step.pick, step.down_s)
+            target, had_effect = hurting.hurt(step.fault, step.pick, step.down_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs into the history
             recorder.add(Stuck(at_ns=now_ns(), what=f"{step.fault}: {error}"))
-            target = "?"
-        recorder.add(Fault(at_ns=at_ns, fault=step.fault, target=target, until_ns=now_ns()))
+            target, had_effect = f"stuck: {error}", True
+        until_ns = now_ns()
+        recorder.add(Fault(at_ns=at_ns, fault=step.fault, target=target, until_ns=until_ns, had_effect=had_effect))
+        self.say(f"{step.fault}: {target} ({(until_ns - at_ns) / 1e9:.1f} s)")
 
     def _look_after(self, parts: Parts, recorder: Recorder) -> None:
         """A part that ended by itself is a finding; it is started again all the same."""
@@ -118,7 +132,7 @@ class Chaos:
         self._look_after(parts, recorder)
         recorder.add(Healed(at_ns=now_ns()))
         self.say("all is healed; every client has to commit again")
-        ending.await_commits(parts, recorder)
+        ending.await_commits(parts)
         time.sleep(CALM_AFTER_S)
         ending.stop_clients(parts, recorder)
 
@@ -132,6 +146,7 @@ class Chaos:
         wanted = ending.ask_database(parts, book, recorder)
         (self.folder / "partial.jsonl").unlink()
         count = ending.read_topics(parts, wanted, recorder)
+        ending.read_markers(parts, recorder)
         ending.read_tables(parts, count, recorder)
         recorder.add(Finished(at_ns=now_ns(), money=MONEY))
 

@@ -1,5 +1,6 @@
 """Control of a child process: start, wait until ready, kill, stop, pause, resume, restart, read its log.
 The child leads a process group of its own and dies with us, whatever kills us; signals go to that group only.
+It has the environment around us less what is set there for Oncebox: of that, only what is named for it.
 All calls block; beside a running event loop use asyncio.to_thread.
 """
 
@@ -21,6 +22,7 @@ from typing import Self
 TAIL_LINES = 20
 POLL_S = 0.05
 PROBE_TIMEOUT_S = 1.0
+SETTINGS = "ONCEBOX_"  # begins the name of every variable that Oncebox reads
 
 # Runs in the child before the command: a launcher, because preexec_fn may deadlock beside threads. If the
 # parent died before prctl there will be no signal, hence the comparison.
@@ -58,7 +60,7 @@ class ChildProcess:
     ) -> None:
         self.argv = list(argv)
         self.log = log
-        self._environment = dict(environment or {})  # added to our own
+        self._environment = dict(environment or {})  # added to what is around us
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0  # where this run begins: the log is kept across restarts
@@ -94,7 +96,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | self._environment,
+                env=_surroundings() | self._environment,
                 cwd=self._directory,
                 start_new_session=True,
             ).result()
@@ -175,6 +177,11 @@ class ChildProcess:
 
     def _error(self, text: str) -> ProcessError:
         return ProcessError(f"{self.argv[0]}: {text}; the end of {self.log}:\n{self.log_tail()}")
+
+
+def _surroundings() -> dict[str, str]:
+    """A service prefers variables to its file: those of the shell we run in would lead it to the parts of another."""
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith(SETTINGS)}
 
 
 def port_open(host: str, port: int) -> bool:

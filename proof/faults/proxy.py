@@ -133,6 +133,11 @@ class Proxy:
                 return fault
         return None
 
+    def disarm(self, fault: RequestFault) -> None:
+        """It befalls nothing any more, if it has not yet; all else stays as it is."""
+        with suppress(ValueError):  # claimed, or healed meanwhile
+            self._armed.remove(fault)
+
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(*self.target)
 

@@ -118,8 +118,10 @@ def answers_without_an_append(stack: ExitStack) -> None:
 def an_id_is_decided_twice_in_a_batch(stack: ExitStack) -> None:
     real = inbox.Inbox._accept
 
-    def accept(self: inbox.Inbox, call: inbox.Call, decision: Accepted, before: Any, batch: inbox.Batch) -> bool:
-        taken = real(self, call, decision, before, batch)
+    def accept(
+        self: inbox.Inbox, call: inbox.Call, decision: Accepted, before: Any, context: Any, batch: inbox.Batch
+    ) -> bool:
+        taken = real(self, call, decision, before, context, batch)
         batch.touched.clear()
         return taken
 

@@ -99,6 +99,7 @@ class Instance:
                 sign_of_life_ms=1_000,
                 keep_alive_ms=2_000,
                 long_debt_ms=700,
+                feed_wait_ms=700,
                 batch_max_records=plan.batch_max_records,
             ),
             watchers=self._router.watchers,

@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from proof.checker.checks import CHECKS
+from proof.sim.plan import Fault
+from proof.sim.planted import BUGS
+
 
 def sim(*args: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", "import oncebox.cli; oncebox.cli.main()", "sim", *args]
@@ -31,6 +35,22 @@ def test_a_planted_bug_is_told_with_its_seed_and_faults() -> None:
     assert "seed " in done.stdout
     assert "\n  aborted read: " in done.stdout
     assert done.stdout.splitlines()[-1].endswith("caught by: aborted read, decision divergence")
+
+
+def test_only_the_checks_that_caught_it_are_told() -> None:
+    """R1 may be caught by three."""
+    last = sim("--planted", "R1").stdout.splitlines()[-1]
+    assert last.endswith("; caught by: lost write")
+
+
+def test_the_guide_lists_all_faults_checks_and_bugs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sim.md").read_text()
+    for fault in Fault:
+        assert fault.value in page
+    for name, bug in BUGS.items():
+        assert f"| `{name}` | {bug.what} | {', '.join(sorted(bug.caught_by))} |" in page
+    for check in CHECKS:
+        assert check in page
 
 
 def test_an_unknown_bug_lists_the_known_ones() -> None:

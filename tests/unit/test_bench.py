@@ -105,12 +105,14 @@ def test_ours_and_peer_take_turns_and_the_warm_up_does_not_count():
 @pytest.mark.parametrize(
     ("metric", "ours", "peer", "turns"),
     [
-        (RATE, [10, 10], [10, 10], 2),
-        (RATE, [10, 20, 21], [10, 10, 10], 3),
-        (RATE, [10, 10, 10], [10, 20, 19], 3),
-        (RATE, [10, 5, 10], [10, 10, 10], 2),
-        (RATE, [1, 2, 4, 8, 16, 32, 64, 128], [1] * 8, 6),
-        (LATENCY, [10, 20, 21], [10, 10, 10], 3),
+        (RATE, [10, 10, 10], [10, 10, 10], 3),
+        (RATE, [10, 20, 21, 20], [10, 10, 10, 10], 4),
+        (RATE, [10, 10, 10, 10], [10, 20, 19, 20], 4),
+        (RATE, [10, 5, 10], [10, 10, 10], 3),
+        # One slow turn on the way.
+        (RATE, [10, 10, 20, 20, 20], [10, 10, 10, 10, 10], 5),
+        (RATE, [2**turn for turn in range(14)], [1] * 14, 12),
+        (LATENCY, [10, 20, 21, 20], [10, 10, 10, 10], 4),
     ],
 )
 def test_warm_up_goes_on_while_a_side_gets_better(metric, ours, peer, turns):
@@ -130,7 +132,7 @@ def test_warm_up_goes_on_while_a_side_gets_better(metric, ours, peer, turns):
 def test_without_a_peer_the_target_is_the_peer():
     found = interleave(
         [RATE],
-        ours=Turns().side("Oncebox", [50, 50, 60, 70]),
+        ours=Turns().side("Oncebox", [50, 50, 50, 60, 70]),
         peer=fixed({"rate": 100.0}),
         rounds=2,
         progress=lambda _: None,

@@ -77,6 +77,18 @@ def test_all_runs_all_and_a_failure_keeps_the_results_before_it(run, tmp_path):
     assert len(json.loads((tmp_path / "f.json").read_text())) == 2
 
 
+def test_a_page_is_of_a_whole_run(run, tmp_path):
+    page, plot = tmp_path / "b.md", tmp_path / "b.svg"
+    page.write_text("of the last run")
+    shown = run("all", "--markdown", str(page), "--plot", str(plot))
+    assert shown.exit_code == 1
+    assert page.read_text() == "of the last run"
+    assert not plot.exists()
+    assert "steady/rate" in shown.stdout
+    told = f"broken: failed: OSError('disk full'); {page} and {plot} not written: a page is of a whole run\n"
+    assert shown.stderr.endswith(told)
+
+
 def test_a_wrong_name_lists_the_benches(run):
     shown = run("stedy")
     assert shown.exit_code == 2

@@ -202,6 +202,16 @@ def test_environment_is_added_and_directory_kept(child, tmp_path):
     assert process.log_tail() == f"blue True {tmp_path}"
 
 
+def test_settings_around_us_are_not_the_childs_unless_they_are_named(child, monkeypatch):
+    monkeypatch.setenv("ONCEBOX_DSN", "postgresql://somebody-elses")
+    monkeypatch.setenv("oncebox_relay_name", "somebody-elses")
+    monkeypatch.setenv("ONCEBOX_BOOTSTRAP_SERVERS", "somebody-elses:9092")
+    code = "import os; print(*(f'{name}={value}' for name, value in os.environ.items() if 'ONCEBOX' in name.upper()))"
+    process = child(code, environment={"ONCEBOX_BOOTSTRAP_SERVERS": "ours:9092"})
+    process.wait()
+    assert process.log_tail() == "ONCEBOX_BOOTSTRAP_SERVERS=ours:9092"
+
+
 def test_a_child_outlives_the_thread_that_asked_for_it(child):
     started_in_thread = []
     thread = threading.Thread(target=lambda: started_in_thread.append(started(child(SLEEP))))

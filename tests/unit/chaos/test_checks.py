@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from proof.chaos import summary
 from proof.chaos.book import Book
 from proof.chaos.checks import CHECKS, Finding, check
 from proof.chaos.client import unsettled_of
@@ -17,9 +18,11 @@ from proof.chaos.history import (
     COMMITTED,
     UNKNOWN,
     Commit,
+    Ending,
     Event,
     Fault,
     FinalCopies,
+    FinalMarkers,
     FinalRecords,
     FinalRows,
     Finished,
@@ -59,6 +62,12 @@ def rows(op: str) -> tuple[Row, ...]:
     return tuple(Row(topic, f"{op}#{index}", 7) for index, topic in enumerate(TOPICS))
 
 
+def ended(op: str, offset: int, *, is_commit: bool = True, epoch: int = 0) -> tuple[Ending, ...]:
+    return tuple(
+        Ending(f"{topic}-0", offset, 7, is_commit, [epoch], [f"{op}#{index}"]) for index, topic in enumerate(TOPICS)
+    )
+
+
 def look(at: int, count: int) -> Look:
     return Look(at_ns=at, reader="looker", sums={topic: Sum(count, 7 * count, 11 * count) for topic in TOPICS})
 
@@ -74,6 +83,8 @@ def good() -> list[Event]:
         invoke("b", 20, 2),
         Told(at_ns=24, op="b", outcome=ABORTED, by="bank.1"),
         Fault(at_ns=25, fault="kill-broker", target="broker 2", until_ns=28),
+        Fault(at_ns=26, fault="late-request", target="Produce to broker 1, none came", until_ns=28, had_effect=False),
+        Healed(at_ns=29),
         invoke("c", 30, 3),
         Commit(at_ns=31, op="c", number=3),
         Told(at_ns=34, op="c", outcome=UNKNOWN, by="bank.1", error="timed out"),
@@ -81,8 +92,10 @@ def good() -> list[Event]:
         Poll(at_ns=36, reader="poller", records=placed("c", 4)),
         look(37, 2),
         invoke("d", 40, 4),
-        Healed(at_ns=50),
         Told(at_ns=60, op="d", outcome=ABORTED, by="the end"),
+        FinalMarkers(
+            at_ns=69, endings=(*ended("a", 1), *ended("b", 3, is_commit=False, epoch=2), *ended("c", 5, epoch=4))
+        ),
         FinalRecords(at_ns=70, records=(*placed("a", 0), *placed("c", 4))),
         FinalRows(at_ns=71, rows=(*rows("a"), *rows("c"))),
         Finished(at_ns=72, money=100),
@@ -152,9 +165,12 @@ BAD: dict[str, list[Event]] = {
     "record without row": final_rows(*rows("a")),
     "row unlike its record": final_rows(*ROWS[:-1], ROWS[-1]._replace(amount=8)),
     "decision divergence": [*good(), Told(at_ns=80, op="a", outcome=ABORTED, by="somebody")],
+    "marker unlike its decision": only(FinalMarkers, endings=(*ended("a", 1), *ended("b", 3, epoch=2))),
+    "cross-transaction capture": only(FinalMarkers, endings=(ended("a", 1)[0]._replace(epochs=[0, 2]),)),
     "number used twice": only(Commit, number=1, nth=1),
     "unknown outcome": only(Told, nth=3),
     "hanging transaction": [*good(), HeldBack(at_ns=80, partition="lists-1", offset_stable=34, offset_next=373)],
+    "no progress": only(Healed, at_ns=41),
     "stuck": [*good(), Stuck(at_ns=80, what="relay-1 ended by itself")],
 }
 
@@ -197,6 +213,25 @@ def test_every_record_has_one_copy_in_its_place(copies: list[tuple[int, str]], t
     assert text is None or found[0].text == text
 
 
+@pytest.mark.parametrize(
+    ("ending", "check"),
+    [
+        (Ending("debits-0", 1, 7, False, [0], ["a#0"]), "marker unlike its decision"),
+        (Ending("debits-0", 1, 7, True, [0], ["a#0", "c#0"]), "cross-transaction capture"),
+        # The copier tries again what it had to abort, and takes many operations at once; two transactions it does not.
+        (Ending("copies-0", 1, 7, False, [0], ["a#0"]), None),
+        (Ending("copies-0", 1, 7, True, [0], ["a#0", "c#0"]), None),
+        (Ending("copies-0", 1, 7, True, [0, 2], ["a#0", "c#0"]), "cross-transaction capture"),
+        (Ending("copies-0", 1, 7, True, [0], ["b#0"]), "marker unlike its decision"),
+        # A marker that was repeated ends nothing.
+        (Ending("debits-0", 1, 7, False, [], []), None),
+    ],
+)
+def test_a_marker_says_what_was_decided_of_one_transaction(ending: Ending, check: str | None) -> None:
+    found = {finding.check for finding in judge(only(FinalMarkers, endings=(ending,)))}
+    assert found == (set() if check is None else {check})
+
+
 def test_a_transfer_of_the_circle_is_whole_at_each_look() -> None:
     whole = {topic: Sum(2, 14, 22) for topic in ("withdrawals", "deposits", "receipts")}
     assert judge(only(Look, sums=look(0, 2).sums | whole, nth=1)) == []
@@ -226,7 +261,7 @@ def test_the_proof_names_the_operation_from_begin_to_answer() -> None:
     assert finding.proof == (
         "line 6, 0.000 s: bank.1 begins b (number 2): debits:b#0, credits:b#1, journal:b#2",
         "line 7, 0.000 s: bank.1 is told that b is aborted",
-        "line 13, 0.000 s: poller reads b#0 at debits-0:2",
+        "line 15, 0.000 s: poller reads b#0 at debits-0:2",
     )
 
 
@@ -238,6 +273,59 @@ def test_an_unfinished_history_is_not_asked_for_what_should_be_there_in_the_end(
 def test_what_never_asked_to_commit_is_not_unknown() -> None:
     events = only(Told, nth=4)
     assert judge(events) == []
+
+
+def told_after(healed_ns: int, took_s: float) -> list[Event]:
+    """The good history, healed at that time, and one more operation of the same client's successor."""
+    at_ns = healed_ns + int(took_s * 1e9)
+    *events, _, _, _ = only(Healed, at_ns=healed_ns)
+    later = dataclasses.replace(invoke("e", healed_ns + 1, 5), client="bank.2")
+    return [
+        *events,
+        later,
+        Commit(at_ns=at_ns - 1, op="e", number=5),
+        Told(at_ns=at_ns, op="e", outcome=COMMITTED, by="bank.2", places=placed("e", 6)),
+        FinalRecords(at_ns=at_ns + 1, records=(*A, *C, *placed("e", 6))),
+        FinalRows(at_ns=at_ns + 2, rows=(*ROWS, *rows("e"))),
+        Finished(at_ns=at_ns + 3, money=100),
+    ]
+
+
+@pytest.mark.parametrize(("took_s", "found"), [(119, []), (121, ["no progress"])])
+def test_after_healing_a_client_or_its_successor_gets_something_through_in_time(
+    took_s: float, found: list[str]
+) -> None:
+    assert [finding.check for finding in judge(told_after(41, took_s))] == found
+
+
+def test_what_began_before_healing_is_no_progress() -> None:
+    (finding,) = judge(BAD["no progress"])
+    assert finding.text == "bank committed nothing that it began in the 120 s after healing"
+    assert "bank.1 begins d" in finding.proof[0]
+
+
+def test_somebody_who_passes_by_need_not_get_anything_through() -> None:
+    passer = dataclasses.replace(invoke("p", 35, 1), client="passer-1-1", transactional_id="passer-1-1")
+    assert judge([*good(), passer]) == []
+
+
+def test_a_history_that_is_cut_soon_after_healing_tells_nothing_of_progress() -> None:
+    events = [event for event in only(Healed, at_ns=41) if event.at_ns <= 41]
+    assert judge(events) == []
+
+
+def test_all_anomalies_are_counted_and_the_first_ones_shown() -> None:
+    events = [*good(), *(Stuck(at_ns=80, what=f"part {number}") for number in range(5))]
+    book = Book(Line(number, event) for number, event in enumerate(events, start=1))
+    findings = check(book)
+    shown = summary.as_text(book, findings)
+    assert "\nanomalies         5\nstuck: part 0\n" in shown
+    assert "stuck: part 2\n" in shown
+    assert "part 3" not in shown
+    assert shown.endswith("\nstuck: 2 more")
+    told = summary.as_json(book, findings)
+    assert told["anomaly_counts"] == {"stuck": 5}
+    assert len(told["anomalies"]) == 3
 
 
 def test_a_successor_asks_only_for_what_was_left_without_an_answer(tmp_path: Path) -> None:
@@ -287,7 +375,7 @@ def test_the_command(tmp_path: Path) -> None:
     done = run_check(tmp_path / "good")
     assert done.returncode == 0, done.stderr
     assert "4: 2 committed, 2 aborted, 0 unknown (2 known only after asking)" in done.stdout
-    assert "1: kill-broker 1" in done.stdout
+    assert "\nfaults            1: kill-broker 1\nwithout effect    1: late-request 1\n" in done.stdout
     assert done.stdout.endswith("anomalies         0\n")
     done = run_check(tmp_path / "bad")
     assert done.returncode == 1
@@ -295,6 +383,13 @@ def test_the_command(tmp_path: Path) -> None:
         "\nlost write: a#2 was committed at journal-0:0 and is gone\n    line 1, 0.000 s: bank.1 begins a"
         in done.stdout
     )
+    (tmp_path / "empty").touch()
+    lines = (tmp_path / "good").read_text().splitlines(keepends=True)
+    (tmp_path / "cut").write_text("".join(lines[:-1]) + lines[-1][:-1])
+    for name in ("empty", "cut"):
+        done = run_check(tmp_path / name)
+        assert done.returncode == 4, done.stderr
+        assert done.stdout.endswith("was not checked\nanomalies         0 in what there is of it\n")
     (tmp_path / "no").write_text("hello\n")
     done = run_check(tmp_path / "no")
     assert done.returncode == 1
