@@ -1,11 +1,12 @@
-"""Writes the state diagram in ARCHITECTURE.md from the transition table. With --check: says whether it is the same."""
+"""Writes the state diagram from the transition table into the pages that show it. With --check: compares."""
 
 import sys
 from pathlib import Path
 
 from coordinator.core.state import TRANSITIONS
 
-PAGE = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("ARCHITECTURE.md", "docs/concepts.md")
 BEGIN, END = "<!-- states: begin -->", "<!-- states: end -->"
 
 
@@ -17,13 +18,15 @@ def diagram() -> str:
 
 
 def main() -> None:
-    text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    fresh = f"{before}{BEGIN}\n{diagram()}\n{END}{after}"
-    if "--check" in sys.argv:
-        sys.exit(None if fresh == text else "the state diagram in ARCHITECTURE.md is stale: run scripts/diagram.py")
-    PAGE.write_text(fresh)
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        before, rest = text.split(BEGIN)
+        _, after = rest.split(END)
+        fresh = f"{before}{BEGIN}\n{diagram()}\n{END}{after}"
+        if "--check" not in sys.argv:
+            (ROOT / page).write_text(fresh)
+        elif fresh != text:
+            sys.exit(f"the state diagram in {page} is stale: run scripts/diagram.py")
 
 
 if __name__ == "__main__":

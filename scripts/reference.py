@@ -10,8 +10,10 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
-from typing import Any, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticUndefined
@@ -41,9 +43,20 @@ The relay (`http://HOST:7182/metrics`), the outbox, and what a reconciliation le
 ABOUT_ERRORS = """\
 Names and numbers are Kafka's own; from 10001 on ours. Unary calls carry the typed `oncebox.v1.Error` in
 `grpc-status-details-bin`, streams carry it as a message; in Python each name has a class in `oncebox.errors`."""
+ABOUT_PYTHON = """\
+What `import oncebox` offers. `oncebox.blocking` has `Producer` with its transactions and `read_transactions` without
+asyncio."""
+ABOUT_PYTHON_ERRORS = """\
+The others are in `oncebox.errors` ([errors](errors.md)), but for those of one function alone: `ReadError` and
+`FeedTooShortError` in `oncebox.reader`, `PendingError` and `InDoubtError` in `oncebox.atomic_commit`,
+`ProcessFailedError` in `oncebox.transform_processes`."""
 ABOUT_API = """\
 The contract is the `.proto` files, which the package holds too (`oncebox/protos`). Generate a client for your language
 from them; every call is safe to repeat. Python users import `oncebox` and need none of this."""
+
+ABOUT_PYTHON = """\
+What `import oncebox` offers. `oncebox.blocking` has `Producer` and `read_transactions` without asyncio; `atomic` and
+`recover` take either."""
 
 
 def main() -> None:
@@ -101,7 +114,7 @@ def _settings(model: type[BaseModel], prefix: str, place: tuple[str, ...]) -> It
         where = (*place, name)
         if inner is not None:
             is_many = get_origin(info.annotation) in {list, tuple, dict}
-            told = comments.get(name) or " ".join((inner.__doc__ or "").split())
+            told = _explained(model, name, comments.get(name) or " ".join((inner.__doc__ or "").split()))
             yield f"`{'.'.join(where)}`", "-", "list" if is_many else "section", "-", told
             # Of a list there is no variable for each: it stands in the file.
             yield from _settings(inner, "" if is_many else prefix, (*where, "…") if is_many else where)
@@ -110,7 +123,14 @@ def _settings(model: type[BaseModel], prefix: str, place: tuple[str, ...]) -> It
         own = [(prefix + NESTED.join(where)).upper()] if prefix else []
         variable = " or ".join(f"`{each}`" for each in [*shared, *own]) or "-"
         default = "needed" if info.is_required() else _default(info.get_default(call_default_factory=True))
-        yield f"`{'.'.join(where)}`", variable, _type(info.annotation), default, comments.get(name, "")
+        told = _explained(model, name, comments.get(name, ""))
+        yield f"`{'.'.join(where)}`", variable, _type(info.annotation), default, told
+
+
+def _explained(model: type[BaseModel], name: str, text: str) -> str:
+    if not text:
+        sys.exit(f"{model.__module__}.{model.__name__}.{name}: say in a comment above it what it means")
+    return text
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
@@ -125,10 +145,11 @@ def _default(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"`{value}`" if value not in ("", ()) else "empty"
+    return f"`{value}`" if value or isinstance(value, int) else "empty"
 
 
-def _type(annotation: Any) -> str:
+def _type(given: Any) -> str:
+    annotation = _bare(given)
     text = str(annotation) if not isinstance(annotation, type) else annotation.__name__
     # Not with what checks them: that has an address in memory.
     text = re.sub(r"Annotated\[(\w+), [^\[\]]*\]", r"\1", text)
@@ -141,6 +162,14 @@ def _type(annotation: Any) -> str:
     if get_origin(annotation) in {list, tuple, frozenset, set}:
         return "list"
     return text.replace(" | None", "").replace("typing.", "")
+
+
+def _bare(annotation: Any) -> Any:
+    """Without what checks it, and without None."""
+    if get_origin(annotation) is Annotated:
+        return _bare(annotation.__origin__)
+    kinds = [each for each in get_args(annotation) if each is not NoneType]
+    return _bare(kinds[0]) if get_origin(annotation) in {Union, UnionType} and len(kinds) == 1 else annotation
 
 
 def _comments(model: type[BaseModel]) -> dict[str, str]:
@@ -304,11 +333,14 @@ def api() -> str:
 
 
 def python() -> str:
-    parts = [HEAD, "# Python", "", "What `import oncebox` offers; `oncebox.blocking` has the same without asyncio."]
+    parts = [HEAD, "# Python", "", ABOUT_PYTHON]
     for name in sorted(oncebox._HOMES):  # noqa: SLF001 - the list of what is offered
         offered = getattr(oncebox, name)
         if offered is errors.OnceboxError:
-            parts += ["", f"## `{name}`", "", f"{_told(offered)} All of them: `oncebox.errors`, [errors](errors.md)."]
+            parts += ["", f"## `{name}`", "", f"{_told(offered)} {ABOUT_PYTHON_ERRORS}"]
+            continue
+        if inspect.isclass(offered) and issubclass(offered, Enum):
+            parts += ["", f"## `{name}`", "", ", ".join(f"`{each}`" for each in offered.__members__)]
             continue
         parts += ["", f"## `{name}`", "", f"`{name}{_signature(offered)}`", "", _told(offered)]
         if not inspect.isclass(offered):
@@ -341,6 +373,8 @@ def _signature(offered: Any) -> str:
         default = parameter.default
         plain = default is None or isinstance(default, bool | int | float | str | bytes | tuple)
         value = "" if default is parameter.empty else f"={default!r}" if plain else "=…"
+        if isinstance(default, Enum):
+            value = f"={type(default).__name__}.{default.name}"
         shown.append(parameter.name + value)
     return f"({', '.join(shown)})"
 

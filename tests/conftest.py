@@ -22,8 +22,15 @@ pytest_plugins = [
 RESOURCES = {"kafka": "kafka", "kafka_cluster": "kafka", "postgres": "postgres", "spark": "spark"}
 NEED_JAVA = {"kafka", "spark"}
 SPARK_FOLDER = "tests/integration/reconcile"
+PROFILE = "ONCEBOX_MODEL_PROFILE"  # of the tests themselves
 # pyspark's collect() leaves closing its socket to the garbage collector.
 SPARK_WARNING = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+def pytest_configure() -> None:
+    """Settings of the shell would lead commands and services of the tests to parts that are not theirs."""
+    for name in [each for each in os.environ if each.startswith("ONCEBOX_") and each != PROFILE]:
+        del os.environ[name]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from oncebox.cli import new_app
+from oncebox.cli.bar import bar
 from oncebox.cli.checkout import needs_checkout
 
 app = new_app()
@@ -46,27 +47,34 @@ def bench(
     duration_s = context.DURATION_QUICK_S if quick else context.DURATION_S
     with context.Context(quick=quick, rounds=rounds, duration_s=duration_s) as given:
         try:
-            for each, run in benches.items():
-                given.progress = partial(_tell, start_s, each)
-                for result in run(given):
-                    results.append(result)  # one by one: a failure keeps those before it
-                    given.progress(f"{result.name} done")
+            with bar("measuring", len(benches), "benches") as move:
+                for number, (each, run) in enumerate(benches.items(), 1):
+                    given.progress = partial(_tell, start_s, each)
+                    for result in run(given):
+                        results.append(result)  # one by one: a failure keeps those before it
+                        given.progress(f"{result.name} done")
+                    if move:
+                        move(number)
+        except BaseException as error:
+            kept = " and ".join(str(path) for path in (markdown, plot) if path)
+            given.progress(f"failed: {error!r}{f'; {kept} not written: a page is of a whole run' if kept else ''}")
+            raise
         finally:
+            described = machine.describe() | given.parts
             if results:
-                described = machine.describe() | given.parts
                 console = Console(highlight=False)
                 console.print(report.table(results))
                 console.print("; ".join(f"{part} {what}" for part, what in described.items()))
                 if json:
                     report.write_json(results, json)
-                if plot:
-                    report.write_plot(results, plot)
-                if markdown:
-                    explained = {each: inspect.cleandoc(run.__doc__ or "") for each, run in benches.items()}
-                    command = shlex.join(["oncebox", *sys.argv[1:]])
-                    report.write_markdown(
-                        results, markdown, explained=explained, why=WHY, machine=described, command=command, plot=plot
-                    )
+        if plot:
+            report.write_plot(results, plot)
+        if markdown:
+            explained = {each: inspect.cleandoc(run.__doc__ or "") for each, run in benches.items()}
+            command = shlex.join(["oncebox", *sys.argv[1:]])
+            report.write_markdown(
+                results, markdown, explained=explained, why=WHY, machine=described, command=command, plot=plot
+            )
 
 
 def _tell(start_s: float, bench_name: str, text: str) -> None:

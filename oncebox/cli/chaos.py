@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from oncebox.cli import new_app
+from oncebox.cli.bar import bar
 from oncebox.cli.checkout import needs_checkout
 
 app = new_app()
@@ -48,6 +49,8 @@ def chaos(
     folder = (keep or FOLDER).absolute()
     prepare_folder(folder, is_ours=keep is None)
     chosen_seed = secrets.randbelow(10_000) if seed is None else seed
-    run = Chaos(folder, seconds=seconds, seed=chosen_seed, faults=names, planted=planted)
-    if not run.run(json_path=json_path):
+    with bar("faults", seconds, "s") as move:
+        run = Chaos(folder, seconds=seconds, seed=chosen_seed, faults=names, planted=planted, move=move)
+        is_well = run.run(json_path=json_path)
+    if not is_well:
         raise typer.Exit(1)

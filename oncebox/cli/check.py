@@ -10,13 +10,18 @@ from oncebox.cli.show import JSON, print_json
 
 app = new_app()
 
+UNDECIDED = 4
 
-@app.command(epilog="Examples: oncebox check .oncebox/chaos/history.jsonl | oncebox check history.jsonl --json")
+
+@app.command(
+    epilog="Examples: oncebox check .oncebox/chaos/history.jsonl | oncebox check history.jsonl --json. "
+    "Exit code: 0 no anomalies, 1 some, 4 none in a history that is empty or ends before its final read"
+)
 def check(
     history: Path = typer.Argument(help="A history: JSON lines.", exists=True, dir_okay=False),
     json: bool = JSON,
 ) -> None:
-    """Look for anomalies in a history and print each with the operations that prove it. Exit code 1: there are some."""
+    """Look for anomalies in a history, and print the first ones of each kind with the operations that prove them."""
     needs_checkout("check")
     from proof.chaos import summary
     from proof.chaos.book import Book
@@ -31,3 +36,5 @@ def check(
         print(summary.as_text(book, findings))
     if findings:
         raise typer.Exit(1)
+    if book.finished is None:
+        raise typer.Exit(UNDECIDED)

@@ -141,11 +141,16 @@ def _coordinators(line: Line) -> Iterator[Any]:
 def _postgres(dsn: str) -> Iterator[Any]:
     import psycopg
 
+    from oncebox.dsn import problem_of
+
+    if problem := problem_of(dsn):
+        yield _finding("PROBLEM", "the DSN cannot be read", problem)
+        return
     try:
         with psycopg.connect(dsn, connect_timeout=CONNECT_TIMEOUT_S, autocommit=True) as connection:
             yield from _database(connection)
     except psycopg.Error as error:
-        # libpq's text names host and user, never the password.
+        # Of a DSN that can be read, libpq's text names host and user, never the password.
         yield _finding("PROBLEM", "PostgreSQL cannot be reached", str(error).strip().splitlines()[0])
 
 

@@ -205,15 +205,22 @@ def resolve(
     found = _run(
         resolver.resolve(given, addresses, prefix=prefix, older_than_s=older_than_s, open_channel=settings.open_channel)
     )
-    for resolved in found:
+    for resolved in found.resolved:
         told = resolved.result or f"not decided: {resolved.error}"
         print(f"{resolved.transactional_id} transaction {resolved.number}: {told}")
-    left = sum(resolved.result is None for resolved in found)
-    print(f"{len(found) - left} decided" if found else "nothing waits for a decision of this database")
+    for unheard in found.unheard:
+        print(f"the coordinator at {unheard.address} does not answer ({unheard.error}): what it leads is not looked at")
+    left = sum(resolved.result is None for resolved in found.resolved)
+    if found.resolved:
+        print(f"{len(found.resolved) - left} decided")
+    elif not found.unheard:
+        print("nothing waits for a decision of this database")
     if prune_days is not None:
         print(f"{_run(resolver.prune(given, prune_days))} tokens forgotten")
-    if left:
-        raise OutboxCommandError(f"{left} could not be decided: run it again")
+    if left or found.unheard:
+        raise OutboxCommandError(
+            f"{left} could not be decided, {len(found.unheard)} coordinators do not answer: run it again"
+        )
 
 
 def _set_paused(config: Path | None, dsn: str | None, name: str | None, *, is_paused: bool) -> None:

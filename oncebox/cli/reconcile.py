@@ -40,6 +40,7 @@ def _exit_codes() -> Iterator[None]:
     """An error is one sentence and exit code 4, for 1 means findings; 2 where nothing could be concluded."""
     from psycopg import Error
 
+    from oncebox.dsn import DsnError
     from oncebox.settings import SettingsError
     from spark_jobs.errors import CannotCheckError, ReconcileError
     from spark_jobs.verdict import EXIT_CODES, EXIT_ERROR, Verdict
@@ -53,7 +54,7 @@ def _exit_codes() -> Iterator[None]:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         print(f"oncebox: the database refuses: {lines[0]}; nothing is changed", file=sys.stderr)
         raise typer.Exit(EXIT_ERROR) from error
-    except (ReconcileError, SettingsError, OSError) as error:
+    except (ReconcileError, SettingsError, DsnError, OSError) as error:
         print(f"oncebox: {error}", file=sys.stderr)
         raise typer.Exit(EXIT_ERROR) from error
 
@@ -154,12 +155,15 @@ def _once(settings: Any, stop: _Stop, *, as_json: bool) -> int:
         return result.exit_code
     print(result.sentence)
     for finding in result.findings:
-        print(f"  {finding.count:>8}  {finding.kind.value} in {finding.where}")
+        print(f"  {finding.amount:>8}  {finding.kind.value} in {finding.where}")
     print(f"report: {files['html']}")
     return result.exit_code
 
 
-@app.command(epilog="Example: oncebox reconcile plan --dsn postgresql://localhost/shop --plan plan.json")
+@app.command(
+    epilog="Exit codes: 0 all that is wrong is known, 2 not everything could be checked, 4 error. "
+    "Example: oncebox reconcile plan --dsn postgresql://localhost/shop --plan plan.json"
+)
 def plan(
     config: Path | None = CONFIG,
     bootstrap_servers: str | None = SERVERS,
@@ -173,6 +177,7 @@ def plan(
 ) -> None:
     """Compare everything, and list what a repair would do. Changes no row."""
     from spark_jobs.jobs.repair import make_plan
+    from spark_jobs.verdict import EXIT_CODES, Verdict
 
     with _exit_codes():
         settings = _settings(
@@ -187,11 +192,15 @@ def plan(
         )
         made = make_plan(settings, limit=limit, progress=lambda text: print(text, file=sys.stderr, flush=True))
         plan.write_text(json.dumps(made, indent=2))
+    print(made["sentence"])
     for action in made["actions"]:
         print(f"{action['do']:>7} {action['table']} {action['key_text']}: {action['why']}")
     print(f"{len(made['actions'])} actions in {plan}; carry them out with: oncebox reconcile repair {plan}")
     for note in made["left_out"]:
         print(f"left out: {note}")
+    for note in made["unchecked"]:
+        print(f"not checked: {note}")
+    raise typer.Exit(EXIT_CODES[Verdict.INCOMPLETE] if made["unchecked"] else 0)
 
 
 @app.command(
@@ -208,6 +217,7 @@ def repair(
     dry_run: bool = typer.Option(False, "--dry-run", help="Do all of it, and roll back."),
 ) -> None:
     """Carry a plan out in one transaction, past the relay's fence; what has changed since the plan is left alone."""
+    from oncebox.dsn import checked
     from spark_jobs.errors import ReconcileError
     from spark_jobs.repair import apply_plan, apply_undo
 
@@ -229,9 +239,9 @@ def repair(
         except ValueError:
             raise ReconcileError(f"{plan} is not JSON: give the file that `oncebox reconcile plan` wrote") from None
         if undo:
-            print(f"{apply_undo(dsn, document, is_dry=dry_run)} rows put back")
+            print(f"{apply_undo(checked(dsn), document, is_dry=dry_run)} rows put back")
             return
-        done = apply_plan(dsn, document, keep=keep, is_dry=dry_run)
+        done = apply_plan(checked(dsn), document, keep=keep, is_dry=dry_run)
     for skipped in done["skipped"]:
         print(f"left alone: {skipped}")
     how = "rolled back, nothing is changed" if dry_run else f"to undo: oncebox reconcile repair {undo_file} --undo"
@@ -283,7 +293,7 @@ def audit(
         settings = _settings(
             config,
             bootstrap_servers=bootstrap_servers,
-            dsn="postgresql:",
+            dsn="postgresql://",
             master=master,
             feed_topic=feed_topic,
             log_topic=log_topic,
@@ -303,10 +313,11 @@ def history(
     as_json: bool = JSON,
 ) -> None:
     """Earlier runs, newest first."""
+    from oncebox.dsn import checked
     from spark_jobs.publish import history as read
 
     with _exit_codes():
-        runs = read(dsn, relay, limit)
+        runs = read(checked(dsn), relay, limit)
     if as_json:
         print_json(runs)
         return

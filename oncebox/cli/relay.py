@@ -19,8 +19,10 @@ app = new_app("The relay from Kafka to PostgreSQL.")
 letters_app = new_app("Records that could not be applied.")
 app.add_typer(letters_app, name="dead-letters")
 
+# To tell how fast the relay is.
+MEASURE_S = 1.0
 CONFIG = typer.Option(..., "--config", help="The relay's YAML file.", dir_okay=False, exists=True)
-TOPIC = typer.Option(..., "--topic", help="A topic of the relay.")
+TOPICS = typer.Option(..., "--topic", help="A topic of the relay; may be given more than once.")
 
 
 def _load(config: Path, **flags: object) -> "RelaySettings":
@@ -93,12 +95,13 @@ def check(
 def status(config: Path = CONFIG, json: bool = JSON) -> None:
     """Where it stands, from its tables and the topics; the relay need not run."""
     with _control(_load(config)) as control:
-        found = control.status()
+        found = control.status(measure_s=MEASURE_S)
     if json:
         print_json(found)
         return
     owner = f", active: {found.owner}" if found.owner else ""
     print(f"{found.relay}: {found.mode} mode, {'paused' if found.is_paused else 'not paused'}{owner}")
+    print(f"applies {found.offsets_per_second or 0:.0f} offsets/s")
     print(f"dead letters to settle: {found.open_letters}")
     for each in found.partitions:
         print(
@@ -130,14 +133,14 @@ def _set_paused(config: Path, *, paused: bool) -> None:
 )
 def rewind(
     config: Path = CONFIG,
-    topic: str = TOPIC,
+    topics: list[str] = TOPICS,
     to: str = typer.Option(..., "--to", help="earliest, latest, an offset (with --partition), or a time (ISO 8601)."),
     partition: int | None = typer.Option(None, help="Only this one."),
 ) -> None:
     """Apply records again from there. Rows that are newer stay as they are."""
     place = _place(to)
     with _control(_load(config)) as control:
-        _tell(control.rewind(topic, place, partition=partition))
+        _tell(control.rewind(*topics, to=place, partition=partition))
 
 
 def _place(to: str) -> "int | datetime":
@@ -152,16 +155,18 @@ def _place(to: str) -> "int | datetime":
 @app.command(epilog="Example: oncebox relay rebuild --config orders.yaml --topic orders --yes")
 def rebuild(
     config: Path = CONFIG,
-    topic: str = TOPIC,
+    topics: list[str] = TOPICS,
     yes: bool = typer.Option(False, "--yes", help="Do not ask: the tables of the topic are emptied."),
 ) -> None:
-    """Empty the topic's tables and fill them anew from what the topic has."""
+    """Empty the topic's tables and fill them anew from what the topic has. Where a foreign key joins tables of several
+    topics, name them all.
+    """
     settings = _load(config)
-    tables = ", ".join(str(each.target()) for each in settings.tables if each.topic == topic)
+    tables = ", ".join(str(each.target()) for each in settings.tables if each.topic in topics)
     if tables:
-        confirm(f"Empty {tables} and fill it from {topic} again?", yes=yes)
+        confirm(f"Empty {tables} and fill it from {', '.join(topics)} again?", yes=yes)
     with _control(settings) as control:
-        _tell(control.rebuild(topic))
+        _tell(control.rebuild(*topics))
 
 
 def _tell(targets: dict[tuple[str, int], Any]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from oncebox.cli import new_app
+from oncebox.cli.bar import Move, bar
 from oncebox.cli.checkout import needs_checkout
 
 if TYPE_CHECKING:
@@ -49,17 +50,19 @@ def sim(
     first = seed or 0
     count = seeds or (1_000 if seed is None else 1)
     outcomes = crash_at_every_step(first) if every_step else map(run, range(first, first + count))
-    with plant(planted) if planted else nullcontext():
-        failed = _judge(outcomes, BUGS[planted].caught_by if planted else frozenset(), history)
+    # How many steps a leader makes is known at the end.
+    counting = nullcontext() if every_step else bar("simulating", count, "seeds")
+    with plant(planted) if planted else nullcontext(), counting as move:
+        failed = _judge(outcomes, BUGS[planted].caught_by if planted else frozenset(), history, move)
     if failed != bool(planted):
         raise typer.Exit(1)
 
 
-def _judge(outcomes: "Iterable[Outcome]", expected: AbstractSet[str], history: Path | None) -> bool:
+def _judge(outcomes: "Iterable[Outcome]", expected: AbstractSet[str], history: Path | None, move: Move | None) -> bool:
     """Whether anything was found; with a planted bug: whether it was caught, and then no further."""
     start_s = told_s = time.monotonic()
     runs = failures = 0
-    caught = False
+    caught: set[str] = set()
     for outcome in outcomes:
         runs += 1
         if history:
@@ -67,16 +70,18 @@ def _judge(outcomes: "Iterable[Outcome]", expected: AbstractSet[str], history: P
         if outcome.findings:
             failures += 1
             _tell_failure(outcome)
-            caught = any(finding.check in expected for finding in outcome.findings)
+            caught = {finding.check for finding in outcome.findings if finding.check in expected}
         if caught:
             break
-        if time.monotonic() - told_s > TELL_EVERY_S:
+        if move:
+            move(runs)
+        elif time.monotonic() - told_s > TELL_EVERY_S:
             told_s = time.monotonic()
             rate = runs / (told_s - start_s)
             print(f"{runs} runs, {failures} failed, {rate:.0f}/s", file=sys.stderr, flush=True)
-    what = f"; caught by: {', '.join(sorted(expected))}" if caught else ""
+    what = f"; caught by: {', '.join(sorted(caught))}" if caught else ""
     print(f"{runs} runs in {time.monotonic() - start_s:.1f} s, {failures} failed{what}")
-    return caught if expected else bool(failures)
+    return bool(caught) if expected else bool(failures)
 
 
 def _tell_failure(outcome: "Outcome") -> None:

@@ -232,13 +232,17 @@ def hanging(
     async def ask() -> Any:
         return await line.any(lambda channel: AdminStub(channel).FindHanging(request, timeout=10 * CALL_TIMEOUT_S))
 
-    found = asyncio.run(ask()).hanging
+    answer = asyncio.run(ask())
+    found = answer.hanging
+    for each in answer.unexamined:
+        print(f"not examined: {each.topic}:{each.partition}, {each.why}", file=sys.stderr)
     if json:
         print_json([as_json(each) for each in found])
     else:
         show_open(found)
         print(f"{len(found)} hanging" + (f", {sum(each.ended for each in found)} ended" if end else ""))
-    raise typer.Exit(FOUND if any(not each.ended for each in found) else 0)
+    # What was not examined is not called clean.
+    raise typer.Exit(FOUND if any(not each.ended for each in found) else int(bool(answer.unexamined)))
 
 
 def show_open(entries: Any) -> None:

@@ -58,8 +58,9 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
+    """Makes no lock: it would mark a folder as ours that is not."""
     try:
-        with (folder / LOCK).open("a") as file:
+        with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except BlockingIOError:

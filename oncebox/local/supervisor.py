@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from oncebox.dsn import checked
 from oncebox.local.errors import LocalError
 from oncebox.local.kafka import LocalKafka, metadata_of
 from oncebox.local.postgres import VERSION_MIN, LocalPostgres
@@ -119,6 +120,7 @@ def _kafka(options: Options, stack: ExitStack, progress: Callable[[str], None]) 
 def _check_dsn(dsn: str) -> None:
     import psycopg
 
+    checked(dsn)
     try:
         with psycopg.connect(dsn, connect_timeout=10) as connection:
             version = connection.info.server_version // 10_000

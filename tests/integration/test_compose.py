@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import distribution
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from psycopg import sql
 
 from oncebox.local import LocalPostgres
 from oncebox.local.jars import cache_folder, kafka_jars
@@ -266,10 +268,14 @@ async def test_the_relay_copies_and_the_reconciliation_looks_at_it(
         outside.services["reconciliation"]["environment"]["ONCEBOX_RECONCILE_METRICS_FILE"],
     )
     with LocalPostgres(tmp_path / "postgres") as postgres, ExitStack() as stack:
-        relay_changes = at_home(outside, "relay") | {"ONCEBOX_DSN": postgres.dsn, "ONCEBOX_RELAY_LISTEN_PORT": "0"}
+        named = {
+            "ONCEBOX_DSN": postgres.dsn.replace(f":{postgres.password}@", "@"),
+            "PGPASSWORD": postgres.password,
+        }
+        relay_changes = at_home(outside, "relay") | {**named, "ONCEBOX_RELAY_LISTEN_PORT": "0"}
         # The cache is the tests' own: the volume's would be filled by a download.
         reconciliation_changes = {
-            "ONCEBOX_DSN": postgres.dsn,
+            **named,
             "ONCEBOX_RECONCILE_REPORT_FOLDER": str(reports),
             "ONCEBOX_RECONCILE_METRICS_FILE": str(reports / "reconcile.prom"),
             "XDG_CACHE_HOME": str(cache_folder().parent),
@@ -386,3 +392,22 @@ def is_up(outside: Outside) -> bool:
     command = [port if word == "5432" else word for word in check]
     command[0] = str(find_binaries() / command[0])
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["relay", "reconciliation"])
+def test_a_password_may_have_any_characters(name: str, database: str, monkeypatch: pytest.MonkeyPatch):
+    awkward = """p@ss/w%rd: "quoted' \\ #?&="""
+    environment = deploy.services({"POSTGRES_PASSWORD": awkward})[name]["environment"]
+    place = database.rpartition("@")[2]
+    user = f"{name}_{uuid4().hex[:8]}"
+    with psycopg.connect(database, autocommit=True) as connection:
+        role = sql.Identifier(user)
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(awkward)))
+        try:
+            monkeypatch.setenv("PGPASSWORD", environment["PGPASSWORD"])
+            there = environment["ONCEBOX_DSN"].replace("oncebox@postgres:5432/oncebox", f"{user}@{place}")
+            with psycopg.connect(there) as session:
+                assert session.info.user == user
+                assert session.info.password == awkward  # which Spark is given
+        finally:
+            connection.execute(sql.SQL("DROP ROLE {}").format(role))

@@ -1,7 +1,8 @@
-"""The guides of the coordinator's side are tried: snippets and commands run, settings and rules load, flags exist.
+"""The guides of the coordinator's side are tried: snippets and commands run, settings and rules load. Of every page,
+commands and flags exist.
 
-Not run: blocks marked `sh` (they start servers that stay, or need Docker); their commands and flags must exist all the
-same, as those in the text.
+Not run: blocks marked `sh` (they start servers that stay, or need Docker), and those of the pages on the relays and the
+reconciliation, whose own tests do the same; their commands and flags must exist all the same, as those in the text.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator.config import CoordinatorSettings
 from oncebox.access.permissions import read_policy
+from oncebox.cli import app
 from oncebox.settings import load
 from relay.config import RelaySettings
+from relay.outbox.config import OutboxSettings
 from tests.support.coordinator import values
 
 if TYPE_CHECKING:
@@ -42,6 +46,8 @@ GUIDES = [
         for name in ("secure-it", "run-it", "scale-it-out", "upgrade-it", "move-from-kafka")
     ),
 ]
+TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = [*(ROOT / name for name in TOP), *sorted(DOCS.rglob("*.md"))]
 # 3 and 4 tell what was found, as the guide on running it says.
 FINE = {0, 3, 4}
 
@@ -131,6 +137,13 @@ def test_settings_and_rules_load(page: Path, tmp_path: Path, monkeypatch: pytest
             assert read_policy(file)
 
 
+def test_the_outboxs_settings_load(tmp_path: Path):
+    (shown,) = blocks(DOCS / "outbox.md", "yaml")
+    file = tmp_path / "outbox.yaml"
+    file.write_text(shown)
+    assert load(OutboxSettings, file=file).bad_row == "park"
+
+
 def commands(page: Path) -> set[str]:
     """Each `oncebox …` in a block or in the text, up to what ends it."""
     text = page.read_text()
@@ -138,25 +151,31 @@ def commands(page: Path) -> set[str]:
     return {command.strip() for command in found if not command.startswith(("import", "."))}
 
 
-@pytest.mark.parametrize("page", [page for page in GUIDES if commands(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
 def test_commands_and_flags_exist(page: Path):
     for command in sorted(commands(page)):
         words = shlex.split(command.replace("…", "x"))
         names: list[str] = []
         for word in words:
-            if not re.fullmatch(r"[a-z][a-z-]*", word) or len(names) == 2:
+            if not re.fullmatch(r"[a-z][a-z-]*", word) or len(names) == 3:
                 break
             names.append(word)
-        shown = _help(*names) or _help(*names[:1])
+        shown = _help(*names) or _help(*names[:2]) or _help(*names[:1])
         assert shown, f"{page.name}: oncebox {command}"
         for flag in [word for word in words if word.startswith("--")]:
             assert flag.partition("=")[0] in shown, f"{page.name}: oncebox {command}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_their_commands_exist(page: Path):
+    for command in sorted(set(re.findall(r"`oncebox ([a-z]+(?: [a-z]+(?:-[a-z]+)*)?)\b", page.read_text()))):
+        assert _help(*command.split()), f"{page.name} names `oncebox {command}`"
+
+
 @cache
 def _help(*names: str) -> str:
-    done = subprocess.run([ONCEBOX, *names, "--help"], capture_output=True, text=True, check=False)
-    return done.stdout if done.returncode == 0 else ""
+    done = CliRunner().invoke(app, [*names, "--help"], env={"COLUMNS": "200"})
+    return done.stdout if done.exit_code == 0 else ""
 
 
 def test_the_errors_page_has_a_cause_and_a_cure_for_each():

@@ -153,6 +153,9 @@ def test_data_stays_unless_a_fresh_start_is_asked_for(tmp_path: Path):
 
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path):
     (tmp_path / "kafka").mkdir()
+    for command in ("status", "env", "down"):
+        run(command, "--dir", str(tmp_path))
+        assert os.listdir(tmp_path) == ["kafka"], command
     done = run("up", "--fresh", "--dir", str(tmp_path))
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "is not empty and was not made by `oncebox local up`" in done.stderr

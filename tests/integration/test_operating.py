@@ -230,7 +230,7 @@ async def test_the_gateway_asks_the_same_gate(secured: Secured, new_topic: Topic
 
 
 async def test_everything_changes_while_it_works(secured: Secured, new_topic: TopicFactory):
-    """Certificates, rules and the log level, with a producer that commits all the time."""
+    """Certificates and rules, with a producer that commits all the time; the log level: test_reload.py."""
     topic = await asyncio.to_thread(new_topic)
     stopped = asyncio.Event()
     committed = 0
@@ -342,7 +342,7 @@ async def test_every_metric_after_real_work(secured: Secured, new_topic: TopicFa
         "append_duration_seconds": grown("append_duration_seconds_count", topic="log") >= 8
         and grown("append_duration_seconds_count", topic="feed") >= 1,
         "appended_records": grown("appended_records_total", topic="feed") >= 2,
-        # None here: tests/unit/test_telemetry.py has a store that fails.
+        # None of these here: test_metrics_in_trouble.py.
         "append_failures": value("append_failures_total") == 0,
         "replay_duration_seconds": value("replay_duration_seconds_count") >= 4,
         "partitions": value("partitions", state="serving") == 4 and value("partitions", state="failed") == 0,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "compose.yaml"
+OVERLAYS = sorted((ROOT / "deploy").glob("compose.*.yaml"))
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 PASSWORD = {"POSTGRES_PASSWORD": "a-password"}
 VARIABLE = re.compile(r"\$\{(?P<name>\w+):(?P<kind>[-?])(?P<text>[^}]+)\}")
@@ -48,9 +49,11 @@ class Pin:
 
 
 def variables() -> set[Variable]:
+    """Of compose.yaml and the files that are laid over it."""
     return {
         Variable(name=match["name"], default=match["text"] if match["kind"] == "-" else None)
-        for match in VARIABLE.finditer(COMPOSE.read_text())
+        for file in (COMPOSE, *OVERLAYS)
+        for match in VARIABLE.finditer(file.read_text())
     }
 
 

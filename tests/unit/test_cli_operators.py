@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import sys
+from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ from msgspec.structs import replace
 from coordinator.api.admin import TURN_IDS
 from coordinator.core.commands import ErrorCode, Refused
 from coordinator.core.records import Result
-from coordinator.hanging import Kind, Open, PartitionDescription
+from coordinator.hanging import Found, Kind, Open, PartitionDescription, Unexamined
 from oncebox.session import CONNECT_TIMEOUT_MS
+from oncebox.wire import TopicPartition
 from tests.unit.api.bench import Bench, commit, eventually, settings_for_tests, written
 from tests.unit.api.secure import Ground
 from tests.unit.core.states import id_state
@@ -83,15 +85,13 @@ async def test_list(bench: Bench):
 
 async def test_a_hundred_thousand_ids_are_not_loaded_to_show_some(bench: Bench):
     state = id_state()
-    for number in range(100_000):
-        name = f"id-{number:06d}"
-        bench.calls.state.active[name] = replace(state, transactional_id=name)
+    names = [f"id-{number:06d}" for number in range(100_000)]
     pages: list[tuple[str, int]] = []
-    page = bench.calls.page
 
     def counted(prefix: str, after: str, limit: int) -> Any:
         pages.append((after, limit))
-        return page(prefix, after, limit)
+        start = bisect_right(names, max(prefix, after))
+        return [replace(state, transactional_id=name) for name in names[start : start + limit]]
 
     bench.calls.page = counted  # type: ignore[method-assign]
     shown = await run(bench, "txn", "list", "--limit", "50", "--after", "id-050000", "--json")
@@ -224,14 +224,20 @@ async def test_who_blocks(bench: Bench):
 
 async def test_hanging(bench: Bench):
     assert (await run(bench, "txn", "hanging")).code == 0
-    bench.hanging.found = (opened(Kind.HANGING, ends_as=Result.ABORTED),)
+    hanging = (opened(Kind.HANGING, ends_as=Result.ABORTED),)
+    bench.hanging.found = Found(hanging=hanging, unexamined=())
     found = await run(bench, "txn", "hanging", "--topic", "orders")
     assert (found.code, found.out.splitlines()[-1]) == (3, "1 hanging")
     assert (await run(bench, "txn", "hanging", "--end")).code == 2
-    bench.hanging.found = (opened(Kind.HANGING, ends_as=Result.ABORTED, ended=True),)
+    hanging = (opened(Kind.HANGING, ends_as=Result.ABORTED, ended=True),)
+    bench.hanging.found = Found(hanging=hanging, unexamined=())
     ended = await run(bench, "txn", "hanging", "--end", "--yes")
     assert (ended.code, ended.out.splitlines()[-1]) == (0, "1 hanging, 1 ended")
     assert bench.hanging.asked[-1] == (frozenset(), True)
+    there = Unexamined(TopicPartition("orders", 5), "it has no leader")
+    bench.hanging.found = Found(hanging=(), unexamined=(there,))
+    unclear = await run(bench, "txn", "hanging")
+    assert (unclear.code, unclear.err) == (1, "not examined: orders:5, it has no leader\n")
 
 
 async def test_leaders(bench: Bench):

@@ -38,7 +38,6 @@ SERVICES = deploy.services()
 BUILT = [name for name, service in SERVICES.items() if "build" in service]
 COORDINATORS = [name for name in BUILT if SERVICES[name]["command"][0] == "coordinator"]
 BROKERS = [name for name, service in SERVICES.items() if service.get("image", "").startswith("apache/kafka:")]
-PASSWORD = deploy.PASSWORD["POSTGRES_PASSWORD"]
 LOCKS = sorted((ROOT / "deploy").glob("*.lock"))
 
 
@@ -224,12 +223,11 @@ def test_the_relay_takes_its_file_and_every_variable(monkeypatch: pytest.MonkeyP
     service = SERVICES["relay"]
     (config,) = service["configs"]
     assert service["command"][-1] == config["target"]
-    assert environment_of("relay").keys() <= known_variables(RelaySettings) | {"ONCEBOX_DSN"}
+    assert environment_of("relay").keys() <= known_variables(RelaySettings) | {"ONCEBOX_DSN", "PGPASSWORD"}
     settings = settings_of(
         environment_of("relay"), monkeypatch, RelaySettings, ROOT / deploy.compose()["configs"]["relay"]["file"]
     )
     assert settings.kafka.bootstrap_servers == environment_of("coordinator-1")["ONCEBOX_BOOTSTRAP_SERVERS"]
-    assert PASSWORD in settings.postgres.dsn.get_secret_value()
     assert [(port.published, port.target) for port in deploy.ports(service)] == [(7181, settings.listen_port)]
     assert f"'http://127.0.0.1:{settings.http_port}/ready'" in service["healthcheck"]["test"][-1]
     assert list(service["depends_on"]) == [*BROKERS, "postgres"]
@@ -237,7 +235,7 @@ def test_the_relay_takes_its_file_and_every_variable(monkeypatch: pytest.MonkeyP
 
 def test_the_reconciliation_takes_every_variable_and_writes_into_its_volume(monkeypatch: pytest.MonkeyPatch):
     service, environment = SERVICES["reconciliation"], environment_of("reconciliation")
-    assert environment.keys() <= known_variables(ReconcileSettings) | {"ONCEBOX_DSN", "XDG_CACHE_HOME"}
+    assert environment.keys() <= known_variables(ReconcileSettings) | {"ONCEBOX_DSN", "PGPASSWORD", "XDG_CACHE_HOME"}
     settings = settings_of(environment, monkeypatch, ReconcileSettings)
     relay = settings_of(environment_of("relay"), monkeypatch, RelaySettings, ROOT / "deploy/relay.yaml")
     assert (settings.kafka, settings.postgres, settings.feed_topic) == (relay.kafka, relay.postgres, relay.feed_topic)

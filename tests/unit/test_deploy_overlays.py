@@ -15,6 +15,7 @@ import yaml
 from coordinator.config import CoordinatorSettings
 from coordinator.telemetry import CATALOGUE, PREFIX
 from oncebox.settings import load
+from relay.outbox.metrics import Metrics
 from tests.support import deploy
 
 if TYPE_CHECKING:
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
 ROOT = deploy.ROOT
 ALERTS = ROOT / "deploy/prometheus/alerts.yaml"
+PROMETHEUS = ROOT / "deploy/prometheus/prometheus.yaml"
+ALARMS = {
+    rule["alert"]: rule["expr"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+}
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
-OVERLAYS = sorted((ROOT / "deploy").glob("compose.*.yaml"))
 NAME = re.compile(r"\b(oncebox_(?:coordinator|relay|outbox|reconcile)_\w+|process_\w+)")
 SELECTED = re.compile(r"\b(oncebox_coordinator_\w+)\{([^}]*)\}")
 
@@ -39,9 +43,8 @@ def exposed() -> dict[str, tuple[str, ...]]:
 
 
 def expressions() -> list[str]:
-    alerts = [rule["expr"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     panels = [panel for dashboard in DASHBOARDS for panel in json.loads(dashboard.read_text())["panels"]]
-    return alerts + [target["expr"] for panel in panels for target in panel["targets"]]
+    return [*ALARMS.values()] + [target["expr"] for panel in panels for target in panel["targets"]]
 
 
 def documented() -> set[str]:
@@ -79,6 +82,41 @@ def test_every_alarm_says_what_to_do():
             assert (ROOT / page).exists()
 
 
+def test_an_alarm_about_too_few_is_heard_when_there_are_none():
+    """A sum over no series is no series, and equal to nothing: each needs a 0 to fall back to."""
+    few = {name: expression for name, expression in ALARMS.items() if re.search(r"(==|<=?) 0$", expression)}
+    assert {"OnceboxNobodyServes", "OnceboxRelayNobodyRuns", "OnceboxOutboxNobodyRuns"} <= few.keys()
+    for name, expression in few.items():
+        found = re.fullmatch(r"\((sum\(.*?\)(?: by \((\w+)\))?) or (.*)\) == 0", expression)
+        if not expression.startswith("up{"):
+            assert found, name
+            now, label, otherwise = found.groups()
+            series = re.search(r"\w+\{.*?\}", now)
+            assert series
+            # By a label, those are meant that were there in the days before.
+            lately = f"sum(max_over_time({series[0]}[7d])) by ({label}) * 0"
+            assert otherwise == (lately if label else "vector(0)"), name
+
+
+def test_every_service_that_does_not_answer_is_heard_of():
+    jobs = {each["job_name"] for each in yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]}
+    watched = [re.search(r'\bup\{job=~?"(.*?)"\}', expression) for expression in ALARMS.values()]
+    patterns = [found[1] for found in watched if found]
+    for job in (*jobs, "oncebox-outbox"):
+        assert any(re.fullmatch(pattern, job) for pattern in patterns), job
+    # Scraped whether or not it runs: it is only missed when it was there.
+    up = 'up{job=~"oncebox-(relay|outbox|reconciliation)"}'
+    expected = f"avg_over_time({up}[10m]) < 0.9 and max_over_time({up}[7d]) == 1"
+    assert ALARMS["OnceboxPartDown"] == expected
+
+
+def test_an_enumerations_label_is_its_own_name():
+    labels = {sample.name: set(sample.labels) for family in Metrics().registry.collect() for sample in family.samples}
+    for expression in expressions():
+        for name, selector in re.findall(r"\b(oncebox_outbox_\w+)\{([^}]*)\}", expression):
+            assert set(re.findall(r"(\w+)!?=", selector)) <= labels[name], expression
+
+
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda file: file.name)
 def test_panels_do_not_overlap(dashboard: Path):
     taken: set[tuple[int, int]] = set()
@@ -90,7 +128,7 @@ def test_panels_do_not_overlap(dashboard: Path):
         assert at["x"] + at["w"] <= 24
 
 
-@pytest.mark.parametrize("file", OVERLAYS, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", deploy.OVERLAYS, ids=lambda file: file.name)
 def test_overlays_follow_the_schema(file: Path):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

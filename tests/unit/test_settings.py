@@ -184,7 +184,7 @@ def test_a_missing_value_is_told_with_all_ways_to_set_it():
 
 
 def test_an_empty_section_is_as_a_missing_one(file):
-    assert "kafka.bootstrap_servers is missing" in problem(file=file("kafka:\npostgres:\n  dsn: x\n"))
+    assert "kafka.bootstrap_servers is missing" in problem(file=file("kafka:\npostgres:\n  dsn: dbname=x\n"))
 
 
 def test_an_unknown_name_is_told_with_the_nearest(file):
