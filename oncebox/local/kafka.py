@@ -202,7 +202,7 @@ class LocalKafka:
         self.stop()
 
     def await_in_sync(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Waits until every partition has a leader and all its replicas in sync."""
+        """Waits until each running broker sees all of them, and every partition has a leader and all replicas in sync."""
         deadline = time.monotonic() + timeout_s
         while lagging := self._lagging():
             if time.monotonic() > deadline:
@@ -210,8 +210,14 @@ class LocalKafka:
             time.sleep(POLL_S)
 
     def _lagging(self) -> list[str]:
-        alive = [broker.internal_port for broker in self.brokers if broker.running]
-        metadata = metadata_of(_servers(alive)) if alive else None
+        alive = [broker for broker in self.brokers if broker.running]
+        if not alive:
+            return ["no broker answers"]
+        # One that stood still and was put out of the cluster meanwhile joins it again, a moment after it goes on.
+        ids = {broker.node_id for broker in alive}
+        if apart := [f"broker {broker.node_id}" for broker in alive if not ids <= broker.members()]:
+            return apart
+        metadata = metadata_of(_servers([broker.internal_port for broker in alive]))
         if metadata is None:
             return ["no broker answers"]
         return [
