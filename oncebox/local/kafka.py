@@ -202,7 +202,7 @@ class LocalKafka:
         self.stop()
 
     def await_in_sync(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Waits until each running broker sees all of them, and every partition has a leader and all replicas in sync."""
+        """Waits until each running broker sees all others, and each partition has a leader and all replicas in sync."""
         deadline = time.monotonic() + timeout_s
         while lagging := self._lagging():
             if time.monotonic() > deadline:
