@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from oncebox.local import LocalKafka
@@ -71,10 +72,19 @@ def create_topic(
 ) -> str:
     """A new topic (the broker's replication factor unless given), ready to be written to; returns its name."""
     name = name or f"test-{uuid.uuid4().hex[:12]}"
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     topic = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
-    admin.create_topics([topic], operation_timeout=30)[name].result(60)
+    try:
+        _admin(bootstrap_servers).create_topics([topic], operation_timeout=30, request_timeout=35)[name].result(60)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError._TIMED_OUT:
+            raise
+        # A broker that its cluster has put out for a moment knows of no controller, and librdkafka asks only once.
+        _admin(bootstrap_servers).create_topics([topic], operation_timeout=30, request_timeout=35)[name].result(60)
     return name
+
+
+def _admin(bootstrap_servers: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap_servers})
 
 
 @contextmanager
