@@ -83,7 +83,9 @@ class Serving:
         self._settings = settings
         self._watchers = watchers
         self._listeners = listeners
-        self._clocks = Clocks(settings.transaction_timeout_max_ms)
+        # Half as much again as when a grant is made: who is busy has a younger one by then, and is never in its way.
+        age_max_ms = settings.limits.producer_id_age_max_ms * 3 // 2
+        self._clocks = Clocks(settings.transaction_timeout_max_ms, unbegun_age_max_ms=age_max_ms)
         self._appended_at_ms = now_ms()
         for state in loaded.ids.active.values():
             self._clocks.tick(state, None, self._appended_at_ms)

@@ -15,7 +15,6 @@ from oncebox.claim import ProducerSettings
 from oncebox.errors import ClosedError, OnceboxError
 from oncebox.loop_thread import THREAD
 from oncebox.session import OpenChannel, open_plain_channel
-from oncebox.transaction import State, TransactionName
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from oncebox.group_offsets import GroupMetadata
     from oncebox.partition_queue import RecordMetadata
     from oncebox.partitioner import Partitioner
+    from oncebox.transaction import State, TransactionName
     from oncebox.v1 import transaction_pb2
     from oncebox.wire import CommittedOffset, GroupMember, KafkaSettings, TopicPartition
 
@@ -94,7 +94,7 @@ class Producer:
             if transaction.is_open:
                 transaction.commit(wait=wait)
         except BaseException:
-            if transaction.state is State.OPEN:
+            if transaction.is_unprepared:
                 with suppress(OnceboxError):
                     transaction.abort()
             raise
@@ -200,6 +200,10 @@ class Transaction:
     @property
     def is_open(self) -> bool:
         return self._inner.is_open
+
+    @property
+    def is_unprepared(self) -> bool:
+        return self._inner.is_unprepared
 
     @property
     def is_empty(self) -> bool:

@@ -165,7 +165,7 @@ class Producer:
     async def _end_open(self, claim: Claim) -> None:
         if self._committing is not None and self._committing.committing is not None:
             await asyncio.wait([self._committing.committing])
-        if self._transaction is not None and self._transaction.state is State.OPEN:
+        if self._transaction is not None and self._transaction.is_unprepared:
             await self._transaction.abort()
         for task in self._granting:
             task.cancel()
@@ -187,7 +187,7 @@ class Producer:
             if transaction.is_open:
                 await transaction.commit(wait=wait)
         except BaseException:
-            if transaction.state is State.OPEN:
+            if transaction.is_unprepared:
                 with suppress(OnceboxError):
                     await transaction.abort()
             raise
@@ -314,7 +314,8 @@ class Producer:
             except RetriableError:
                 continue
             except CoordinatorError as error:
-                if transaction is not None:
+                # One that is being ended hears of its outcome by its end alone.
+                if transaction is not None and transaction.state is State.OPEN:
                     transaction.fail(error)
                 continue
             except UsageError:

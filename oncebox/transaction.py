@@ -15,6 +15,7 @@ from oncebox.errors import (
     AbortedError,
     OffsetsRefusedError,
     OnceboxError,
+    RetriableError,
 )
 from oncebox.group_offsets import GroupMetadata, TransactionEndedError, as_committed, as_messages, group_metadata
 from oncebox.partition_queue import RecordMetadata
@@ -61,6 +62,9 @@ class Transaction:
         self._groups = set(registered.groups)
         self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         self._offsets_sent_at: float | None = None
+        self._offsets_under_way: set[asyncio.Future[None]] = set()
+        # What the commit that was asked for commits: asked again, it is the same question.
+        self._asked: coordinator_pb2.Contents | None = None
         self._to_register: set[TopicPartition] = set()
         self._registering: asyncio.Task[None] | None = None
         # A registration whose answer was lost counts as well.
@@ -112,7 +116,12 @@ class Transaction:
     @property
     def is_open(self) -> bool:
         """Neither committed nor aborted, as far as this client has tried."""
-        return self.state in {State.OPEN, State.PREPARED}
+        return self.state in {State.OPEN, State.PREPARING, State.PREPARED}
+
+    @property
+    def is_unprepared(self) -> bool:
+        """Open, and not known to be prepared: whoever leaves it may abort it."""
+        return self.state in {State.OPEN, State.PREPARING}
 
     @property
     def is_empty(self) -> bool:
@@ -192,6 +201,8 @@ class Transaction:
     def _check_state(self) -> None:
         if self.state is State.PREPARED:
             raise misused(self.name, "this transaction is prepared: it can only be committed or aborted")
+        if self.state is State.PREPARING:
+            raise misused(self.name, "this transaction is being prepared: it can only be committed or aborted")
         if self.state is not State.OPEN:
             raise misused(self.name, "this transaction has ended; begin the next one")
 
@@ -223,10 +234,14 @@ class Transaction:
             self.adopt(await register_group(self._claim, self.grant, metadata.group_id, self.begun_ms_ago()))
             self._groups.add(metadata.group_id)
         self._check_open()
+        loop = asyncio.get_running_loop()
         if self._offsets_sent_at is None:
-            self._offsets_sent_at = asyncio.get_running_loop().time()
+            self._offsets_sent_at = loop.time()
+        under_way = loop.create_future()
+        self._offsets_under_way.add(under_way)
         try:
             await self._tools.offsets.send(committed, metadata, self._writer.identity)
+            self._offsets.setdefault(metadata.group_id, {}).update(committed)
         except TransactionEndedError:
             self._writer.fail(await self._explain(OffsetsRefusedError("a broker refuses our epoch")))
         except OnceboxError as error:
@@ -235,8 +250,10 @@ class Transaction:
             # Some of them may have been stored: what is left of the transaction must not be committed.
             self._writer.fail(AbortedError("sending offsets was cancelled"))
             raise
+        finally:
+            self._offsets_under_way.discard(under_way)
+            under_way.set_result(None)
         self._check_open()
-        self._offsets.setdefault(metadata.group_id, {}).update(committed)
 
     async def flush(self) -> None:
         """Until all that was sent is written."""
@@ -251,18 +268,23 @@ class Transaction:
         """
         if self.state is State.PREPARED:
             return self.name
-        self._check_state()
+        if self.state is not State.PREPARING:
+            self._check_state()
         await self.has_grant()
         contents = await self._contents(metadata)
         if not contents.written and not contents.group_offsets:
             raise misused(self.name, "nothing was sent: there is nothing to prepare")
-        await self._claim.call(
-            "prepare",
-            coordinator_pb2.PrepareRequest(
-                transactional_id=self._claim.transactional_id, grant=self.grant, contents=contents
-            ),
-        )
         self.metadata = contents.metadata
+        # From here on nothing may be sent that the contents do not tell of.
+        self.state = State.PREPARING
+        request = coordinator_pb2.PrepareRequest(
+            transactional_id=self._claim.transactional_id, grant=self.grant, contents=contents
+        )
+        try:
+            await self._claim.call("prepare", request)
+        except AbortableError:
+            self.state = State.OPEN
+            raise
         self.state = State.PREPARED
         return self.name
 
@@ -292,7 +314,7 @@ class Transaction:
             raise misused(self.name, "this transaction is being committed already")
         # While nobody has asked for the next grant, the same question has the same answer, or brings it about.
         may_ask_again = self.state is State.IN_DOUBT and self.grant == self._claim.grant
-        if self.state is not State.PREPARED and not may_ask_again:
+        if self.state not in {State.PREPARING, State.PREPARED} and not may_ask_again:
             self._check_state()
         self.committing = asyncio.get_running_loop().create_future()
         self._tools.on_state(self)
@@ -303,8 +325,8 @@ class Transaction:
         committing, is_committed = self.committing, False
         try:
             await self.has_grant()
-            contents = None
-            if self.state is not State.PREPARED:
+            contents = self._asked if self.state is State.IN_DOUBT else None
+            if contents is None and self.state is not State.PREPARED:
                 contents = await self._contents(metadata)
                 self.metadata = contents.metadata
                 if not contents.written and not contents.group_offsets and not contents.metadata:
@@ -343,6 +365,9 @@ class Transaction:
     async def _contents(self, metadata: bytes | None) -> coordinator_pb2.Contents:
         try:
             await self._writer.flush()
+            while self._offsets_under_way:
+                await asyncio.wait(self._offsets_under_way)
+                await self._writer.flush()
         except OnceboxError as error:
             if is_decided(error):
                 await self._writer.close(error)
@@ -359,6 +384,7 @@ class Transaction:
         self, result: "transaction_pb2.Result", contents: coordinator_pb2.Contents | None, *, wait_complete: bool
     ) -> transaction_pb2.Outcome:
         before = self.state
+        self._asked = contents if result == transaction_pb2.COMMITTED else None
         self._writer.release()
         self._become(State.IN_DOUBT)
         ahead = Registered()
@@ -373,7 +399,7 @@ class Transaction:
                 self._claim.doubt()
             raise
         except BaseException:
-            if before is State.PREPARED:
+            if before in {State.PREPARING, State.PREPARED}:
                 # No timeout will decide it: it stays with whoever prepared it.
                 self._become(before)
             raise
@@ -442,6 +468,11 @@ class Transaction:
                 self._registered |= wanted
                 self._to_register -= wanted
                 self._writer.registered(wanted)
+        except RetriableError as error:
+            # It was asked for until its deadline; what has been sent since waits for it, and can only be aborted.
+            late = AbortedError(f"its partitions could not be registered in time: {error}")
+            late.__cause__ = error
+            self._writer.fail(late)
         except OnceboxError as error:
             self._writer.fail(error)
 

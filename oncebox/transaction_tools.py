@@ -27,6 +27,8 @@ EXPLAIN_TIMEOUT_S = 5.0
 
 class State(Enum):
     OPEN = "open"
+    # Its preparation was asked for: nothing more can be sent, and only the coordinator knows whether it is prepared.
+    PREPARING = "preparing"
     PREPARED = "prepared"
     # Its end was asked for, and the answer did not come.
     IN_DOUBT = "in doubt"

@@ -1,6 +1,7 @@
 """How long open transactions may last. Volatile: clocks start anew when a partition changes its leader.
 
-Not begun (nothing written yet, as far as its owner says): any message of the owner resets the clock.
+Not begun (nothing written yet, as far as its owner says): any message of the owner resets the clock, as long as its
+producer id is young enough to be begun with.
 Begun: the transaction timeout counts from the begin; heartbeats may extend it up to a maximum.
 """
 
@@ -29,6 +30,7 @@ def tick(
     begun_ms_ago: int | None = None,
     extend: bool = False,
     timeout_max_ms: int = 0,
+    unbegun_age_max_ms: int | None = None,
 ) -> Clock | None:
     """The clock after a message of the owner (or a fresh record); None where no timer may end the transaction."""
     newest = newest_transaction(state)
@@ -39,7 +41,10 @@ def tick(
         clock = None
     if clock is None or not clock.begun:
         if begun_ms_ago is None:
-            return Clock(number=number, since_ms=now_ms, begun=False, deadline_ms=now_ms + timeout_ms)
+            deadline_ms = now_ms + timeout_ms
+            if unbegun_age_max_ms is not None:
+                deadline_ms = min(deadline_ms, state.slots[state.slot].since_ms + unbegun_age_max_ms)
+            return Clock(number=number, since_ms=now_ms, begun=False, deadline_ms=deadline_ms)
         # It had not begun when this clock was last set: a wrong age, or a take-over, must not end it early.
         earliest_ms = clock.since_ms if clock is not None else newest.started_at_ms
         since_ms = min(max(now_ms - begun_ms_ago, earliest_ms), now_ms)
@@ -53,8 +58,12 @@ def tick(
 class Clocks:
     """The clocks of one log partition's open transactions."""
 
-    def __init__(self, timeout_max_ms: int) -> None:
+    def __init__(self, timeout_max_ms: int, unbegun_age_max_ms: int | None = None) -> None:
+        """`unbegun_age_max_ms`: of the producer id of one that is registered and not begun, however often its owner
+        gives a sign of life.
+        """
         self._timeout_max_ms = timeout_max_ms
+        self._unbegun_age_max_ms = unbegun_age_max_ms
         self._clocks: dict[str, Clock] = {}
 
     def tick(self, state: IdState, command: Command | None, now_ms: int) -> None:
@@ -66,6 +75,7 @@ class Clocks:
             begun_ms_ago=command.begun_ms_ago if isinstance(command, Heartbeat | Register) else None,
             extend=isinstance(command, Heartbeat) and command.extend,
             timeout_max_ms=self._timeout_max_ms,
+            unbegun_age_max_ms=self._unbegun_age_max_ms,
         )
         if clock is None:
             self._clocks.pop(state.transactional_id, None)

@@ -44,6 +44,7 @@ from coordinator.core.grants import (
     grant_next,
     has_debts_to_wait_for,
     identify,
+    is_too_old,
     new_slot,
     outcome_of,
     refuse_decided,
@@ -168,7 +169,7 @@ def _register(state: IdState, command: Register, context: Context, ids: Producer
             return refusal
         if command.partitions <= newest.partitions and command.groups <= newest.groups:
             return Accepted(reply=Registered(grant=newest.grant))
-    elif is_older_than(state.slots[state.slot], command.partitions, context):
+    elif is_too_old(slot := state.slots[state.slot], context) or is_older_than(slot, command.partitions, context):
         state = _skip(state, command, context, ids)
     elif (debt := debt_in_slot(state)) is not None:
         patience_ends_ms = debt.decided_at_ms + context.limits.patience_ms

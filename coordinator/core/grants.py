@@ -177,10 +177,14 @@ def _debt_rank(indebted: list[int], slot: Slot) -> int:
     return indebted.index(slot.producer_id) if slot.producer_id in indebted else -1
 
 
-def _raised(slot: Slot, context: Context, ids: ProducerIds) -> Slot:
+def is_too_old(slot: Slot, context: Context) -> bool:
+    """Brokers forget a producer id that is not written with, and whom they have fenced under it."""
     # One taken in the future was taken by another clock: nobody knows how old it is.
-    too_old = not 0 <= context.now_ms - slot.since_ms < context.limits.producer_id_age_max_ms
-    if slot.epoch + 2 > EPOCH_MAX or too_old or slot.topic_changes == NOWHERE:
+    return not 0 <= context.now_ms - slot.since_ms < context.limits.producer_id_age_max_ms
+
+
+def _raised(slot: Slot, context: Context, ids: ProducerIds) -> Slot:
+    if slot.epoch + 2 > EPOCH_MAX or is_too_old(slot, context) or slot.topic_changes == NOWHERE:
         return new_slot(context, ids)
     return replace(slot, epoch=slot.epoch + 2)
 

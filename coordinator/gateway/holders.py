@@ -12,7 +12,6 @@ from typing import Any
 
 from oncebox.errors import OnceboxError
 from oncebox.producer import Producer, Transaction
-from oncebox.transaction import State
 from oncebox.v1 import gateway_pb2 as pb
 from oncebox.v1 import transaction_pb2
 
@@ -89,7 +88,13 @@ class Holders:
         if holder.detach is not None:
             await holder.detach()
         # Its last request may have ended it, or been refused as one too many; or another stream have been quicker.
-        return holder if holder.can_be_resumed(number) and holder.detach is None else None
+        if holder.detach is not None:
+            return None
+        if not holder.can_be_resumed(number):
+            # No stream has it any more, and no time will end it.
+            self._give_up(holder)
+            return None
+        return holder
 
     async def open(self, request: pb.Open, address: str) -> Holder:
         """Takes the id over: what was open is aborted."""
@@ -114,7 +119,7 @@ class Holders:
         holder.detach = None
         transaction = holder.transaction
         is_current = self._held.get(holder.transactional_id) is holder
-        if is_current and lost and holder.grace_ms and transaction is not None and transaction.state is State.OPEN:
+        if is_current and lost and holder.grace_ms and transaction is not None and transaction.is_unprepared:
             loop = asyncio.get_running_loop()
             holder.waiting = loop.call_later(holder.grace_ms / 1000, self._give_up, holder)
         else:

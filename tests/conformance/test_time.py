@@ -115,6 +115,35 @@ def test_once_begun_the_timeout_counts_from_the_begin(timed: Timed) -> None:
     assert timed.expired(TIMEOUT_MS - 4_000)
 
 
+def test_a_producer_id_that_brokers_may_have_forgotten_is_not_written_with(desk: Desk) -> None:
+    """12 h after a producer id's first grant the slot takes a new one, also if the grant in hand is as old as that."""
+    grant = owned(desk)
+    desk.advance(12 * HOUR_MS - 1)
+    assert granted(desk, add(grant, P0)) == grant
+    grant = owned(desk)
+    desk.advance(12 * HOUR_MS)
+    renewed = granted(desk, add(grant, P0))
+    assert renewed.producer_id != grant.producer_id
+    assert (renewed.number, renewed.epoch) == (grant.number + 1, 0)
+    assert granted(desk, add(renewed, P1)) == renewed
+
+
+def test_signs_of_life_do_not_keep_what_is_registered_until_brokers_have_forgotten_its_producer_id(
+    timed: Timed,
+) -> None:
+    """Not begun, it ends unused, and its owner's next call gets a new grant."""
+    timed.clocks = Clocks(TIMEOUT_MAX_MS, unbegun_age_max_ms=18 * HOUR_MS)
+    grant = state_of(timed.desk).transactions[0].grant
+    beats = 0
+    while not list(timed.clocks.expired(timed.desk.now_ms)):
+        timed.call(heartbeat(grant))
+        timed.desk.advance(TIMEOUT_MS // 2)
+        beats += 1
+    assert beats * (TIMEOUT_MS // 2) == 18 * HOUR_MS
+    timed.call(timeout(grant))
+    assert granted(timed.desk, add(grant, P0)).producer_id != grant.producer_id
+
+
 @pytest.mark.parametrize("age_ms", [10**12, -(10**12)])
 def test_a_wrong_age_cannot_end_a_transaction_early_or_keep_it(timed: Timed, age_ms: int) -> None:
     """A begin lies between the last message that said "not begun" and now, whatever a client's clock says."""

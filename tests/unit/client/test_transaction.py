@@ -28,6 +28,11 @@ class Coordinator:
         self.lost: list[str] = []
         self.refusal: transaction_pb2.Error | None = None
         self.ends: list[coordinator_pb2.EndRequest] = []
+        self.prepared: list[coordinator_pb2.PrepareRequest] = []
+        self.is_away = False
+        # What is prepared is answered once it is open.
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     def grant(self) -> transaction_pb2.Grant:
         return transaction_pb2.Grant(number=self.number, producer_id=self.number, epoch=1)
@@ -39,7 +44,17 @@ class Coordinator:
                 self._decide(transaction_pb2.ABORTED)
             return coordinator_pb2.InitProducerResponse(grant=self.grant())
         if name == "add_partitions":
+            if self.is_away:
+                raise error_from(NOBODY)
             return coordinator_pb2.AddPartitionsResponse(grant=request.grant)
+        if name == "add_offsets":
+            return coordinator_pb2.AddOffsetsResponse(grant=request.grant)
+        if name == "prepare":
+            self.prepared.append(request)
+            await self.gate.wait()
+            if self.is_away:
+                raise error_from(NOBODY)
+            return coordinator_pb2.PrepareResponse()
         assert name == "end"
         self.ends.append(request)
         lost = self.lost.pop(0) if self.lost else ""
@@ -76,13 +91,24 @@ class Places:
         return TopicPartition(topic, 0)
 
 
+class Groups:
+    """Stands in for GroupOffsets: answered once the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def send(self, *_: Any) -> None:
+        await self.gate.wait()
+
+
 class World:
     def __init__(self) -> None:
+        self.groups = Groups()
         self.coordinator = Coordinator()
         self.brokers = Brokers(1, trouble=0)
         self.places = Places()
         self.claim = Claim(self.coordinator, "teller", ProducerSettings())  # type: ignore[arg-type]
-        anything: Any = None
+        groups: Any = self.groups
         wire: Any = self.brokers
         places: Any = self.places
         self.tools = Tools(
@@ -90,7 +116,7 @@ class World:
             settings=ProducerSettings(),
             wire=wire,
             placement=places,
-            offsets=anything,
+            offsets=groups,
             on_state=lambda _: None,
         )
 
@@ -189,3 +215,87 @@ async def test_a_grant_whose_commit_was_refused_after_a_doubt_is_not_used_again(
         await transaction.commit()
     world.coordinator.refusal = None
     assert (await world.begin()).number > transaction.number
+
+
+@pytest.mark.parametrize("code", [transaction_pb2.INVALID_TXN_STATE, transaction_pb2.PRODUCER_FENCED])
+async def test_whatever_is_heard_of_a_commit_in_doubt_its_end_tells_the_outcome(
+    world: World, code: "transaction_pb2.ErrorCode"
+) -> None:
+    transaction = await world.begin()
+    await transaction.send("t", b"once")
+    world.coordinator.lost = ["answer"]
+    with pytest.raises(RetriableError):
+        await transaction.commit()
+    # As a heartbeat that comes after the decision, or a newer instance, makes it known.
+    transaction.fail(error_from(transaction_pb2.Error(code=code)))
+    outcome = await transaction.commit()
+    assert outcome is not None
+    assert outcome.result == transaction_pb2.COMMITTED
+
+
+async def test_a_registration_that_is_not_answered_leaves_a_transaction_to_abort(world: World) -> None:
+    transaction = await world.begin()
+    world.coordinator.is_away = True
+    await transaction.send("t", b"never")
+    for _ in range(2):
+        with pytest.raises(AbortedError, match="registered") as caught:
+            await transaction.commit()
+        assert isinstance(caught.value.__cause__, RetriableError)
+        world.coordinator.is_away = False
+    await transaction.abort()
+    assert world.written == []
+    assert (await world.begin()).number == transaction.number + 1
+
+
+async def test_nothing_is_sent_while_it_is_being_prepared(world: World) -> None:
+    transaction = await world.begin()
+    await transaction.send("t", b"told")
+    world.coordinator.gate.clear()
+    preparing = asyncio.create_task(transaction.prepare())
+    async with asyncio.timeout(10):
+        while not world.coordinator.prepared:  # noqa: ASYNC110 - in memory
+            await asyncio.sleep(0)
+    with pytest.raises(UsageError, match="being prepared"):
+        await transaction.send("t", b"late")
+    world.coordinator.gate.set()
+    await preparing
+    assert transaction.state is State.PREPARED
+    await transaction.commit()
+    assert world.written == [b"told"]
+
+
+async def test_what_may_be_prepared_can_be_prepared_committed_or_aborted(world: World) -> None:
+    for last in ("prepare", "commit", "abort"):
+        transaction = await world.begin()
+        await transaction.send("t", b"told")
+        world.coordinator.is_away = False
+        await transaction.flush()
+        world.coordinator.is_away = True
+        with pytest.raises(RetriableError):
+            await transaction.prepare(metadata=b"cursor")
+        assert transaction.is_unprepared
+        assert transaction.is_open
+        with pytest.raises(UsageError, match="being prepared"):
+            await transaction.send("t", b"late")
+        world.coordinator.is_away = False
+        await getattr(transaction, last)()
+        if last == "prepare":
+            assert world.coordinator.prepared[-1] == world.coordinator.prepared[-2]
+            await transaction.commit()
+        result = transaction_pb2.ABORTED if last == "abort" else transaction_pb2.COMMITTED
+        assert world.coordinator.outcomes[transaction.number].result == result
+    assert b"late" not in world.written
+
+
+async def test_a_commit_waits_for_offsets_that_are_under_way(world: World) -> None:
+    transaction = await world.begin()
+    sending = asyncio.create_task(transaction.send_offsets({WHERE: 5}, "readers"))
+    await asyncio.sleep(0.01)
+    committing = asyncio.create_task(transaction.commit())
+    await asyncio.sleep(0.01)
+    assert world.coordinator.ends == []
+    world.groups.gate.set()
+    await committing
+    await asyncio.gather(sending, return_exceptions=True)
+    [asked] = world.coordinator.ends
+    assert [each.group_id for each in asked.contents.group_offsets] == ["readers"]

@@ -36,6 +36,8 @@ class Transacting:
     def is_open(self) -> bool:
         return self.state is State.OPEN
 
+    is_unprepared = is_open
+
     async def send_many(self, records: Sequence[Outgoing], *, wait_for_room: bool) -> Receipt:
         del wait_for_room
         await self._producer.gate.wait()
@@ -266,6 +268,26 @@ async def test_what_is_resumed_while_the_lost_streams_last_request_is_under_way_
         opened = await opening
         assert (opened.resumed, opened.last_request_id) == (True, 3)
         assert world.holders._held["t"].waiting is None
+
+
+async def test_who_comes_to_resume_what_is_just_being_committed_leaves_no_producer_behind():
+    world = World(holders_max=1)
+    async with calling(world) as former:
+        await former.open()
+        await former.ask(begin=pb.Begin())
+        world.producers[0].gate.clear()
+        former.put(commit=pb.Commit())
+        await settled()
+        async with calling(world) as again:
+            opening = asyncio.create_task(again.open(resume_number=7))
+            await settled()
+            world.gate_is_open = False
+            world.producers[0].gate.set()
+            async with asyncio.timeout(10):
+                await world.producers[0].stopped.wait()
+            opening.cancel()
+    assert world.producers[0].committed == [7]
+    assert world.holders._held == {}
 
 
 async def test_a_commit_in_doubt_is_asked_for_again():
