@@ -10,15 +10,10 @@ from typing import Literal
 
 from oncebox.bulk import Outgoing, Receipt, buffer_many, place_many
 from oncebox.claim import Registered, is_decided
-from oncebox.errors import (
-    AbortableError,
-    AbortedError,
-    OffsetsRefusedError,
-    OnceboxError,
-    RetriableError,
-)
-from oncebox.group_offsets import GroupMetadata, TransactionEndedError, as_committed, as_messages, group_metadata
+from oncebox.errors import AbortableError, AbortedError, OnceboxError
+from oncebox.group_offsets import GroupMetadata, as_committed, group_metadata
 from oncebox.partition_queue import RecordMetadata
+from oncebox.transaction_offsets import TransactionOffsets
 from oncebox.transaction_tools import (
     State,
     Tools,
@@ -60,9 +55,6 @@ class Transaction:
         self._placement = tools.placement
         self._registered = registered.partitions
         self._groups = set(registered.groups)
-        self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
-        self._offsets_sent_at: float | None = None
-        self._offsets_under_way: set[asyncio.Future[None]] = set()
         # What the commit that was asked for commits: asked again, it is the same question.
         self._asked: coordinator_pb2.Contents | None = None
         self._to_register: set[TopicPartition] = set()
@@ -77,6 +69,7 @@ class Transaction:
             registered=self._registered,
             explain=self._explain,
         )
+        self._offsets = TransactionOffsets(tools.offsets, self._writer, self._explain)
 
     def granted(self, grant: transaction_pb2.Grant, registered: Registered) -> None:
         """The transaction before it has ended."""
@@ -126,7 +119,7 @@ class Transaction:
     @property
     def is_empty(self) -> bool:
         """Neither records nor offsets were sent."""
-        return not self._writer.partitions and not self._offsets
+        return not self._writer.partitions and not self._offsets.groups
 
     @property
     def buffered_bytes(self) -> int:
@@ -234,25 +227,7 @@ class Transaction:
             self.adopt(await register_group(self._claim, self.grant, metadata.group_id, self.begun_ms_ago()))
             self._groups.add(metadata.group_id)
         self._check_open()
-        loop = asyncio.get_running_loop()
-        if self._offsets_sent_at is None:
-            self._offsets_sent_at = loop.time()
-        under_way = loop.create_future()
-        self._offsets_under_way.add(under_way)
-        try:
-            await self._tools.offsets.send(committed, metadata, self._writer.identity)
-            self._offsets.setdefault(metadata.group_id, {}).update(committed)
-        except TransactionEndedError:
-            self._writer.fail(await self._explain(OffsetsRefusedError("a broker refuses our epoch")))
-        except OnceboxError as error:
-            self._writer.fail(error)
-        except BaseException:
-            # Some of them may have been stored: what is left of the transaction must not be committed.
-            self._writer.fail(AbortedError("sending offsets was cancelled"))
-            raise
-        finally:
-            self._offsets_under_way.discard(under_way)
-            under_way.set_result(None)
+        await self._offsets.send(committed, metadata)
         self._check_open()
 
     async def flush(self) -> None:
@@ -365,8 +340,7 @@ class Transaction:
     async def _contents(self, metadata: bytes | None) -> coordinator_pb2.Contents:
         try:
             await self._writer.flush()
-            while self._offsets_under_way:
-                await asyncio.wait(self._offsets_under_way)
+            while await self._offsets.answered():
                 await self._writer.flush()
         except OnceboxError as error:
             if is_decided(error):
@@ -376,7 +350,7 @@ class Transaction:
             raise
         return coordinator_pb2.Contents(
             written=self._writer.written(),
-            group_offsets=as_messages(self._offsets),
+            group_offsets=self._offsets.messages(),
             metadata=self.metadata if metadata is None else metadata,
         )
 
@@ -390,7 +364,7 @@ class Transaction:
         ahead = Registered()
         if result == transaction_pb2.COMMITTED:
             partitions = sorted(self._writer.partitions)[:AHEAD_MAX]
-            ahead = Registered(partitions=frozenset(partitions), groups=frozenset(self._offsets))
+            ahead = Registered(partitions=frozenset(partitions), groups=self._offsets.groups)
         try:
             outcome = await self._claim.end(self.grant, result, contents, ahead=ahead, wait_complete=wait_complete)
         except AbortableError as error:
@@ -427,12 +401,12 @@ class Transaction:
     @property
     def has_begun(self) -> bool:
         """Something may have been stored under its grant."""
-        return self._writer.has_sent or self._offsets_sent_at is not None
+        return self._writer.has_sent or self._offsets.began_at is not None
 
     def begun_ms_ago(self) -> int | None:
         if not self.has_begun:
             return None
-        began_at = min(at for at in (self._writer.began_at, self._offsets_sent_at) if at is not None)
+        began_at = min(at for at in (self._writer.began_at, self._offsets.began_at) if at is not None)
         return int((asyncio.get_running_loop().time() - began_at) * 1000)
 
     def fail(self, error: OnceboxError) -> None:
@@ -468,11 +442,6 @@ class Transaction:
                 self._registered |= wanted
                 self._to_register -= wanted
                 self._writer.registered(wanted)
-        except RetriableError as error:
-            # It was asked for until its deadline; what has been sent since waits for it, and can only be aborted.
-            late = AbortedError(f"its partitions could not be registered in time: {error}")
-            late.__cause__ = error
-            self._writer.fail(late)
         except OnceboxError as error:
             self._writer.fail(error)
 

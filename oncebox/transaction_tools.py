@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from oncebox.claim import grouped
-from oncebox.errors import CoordinatorError, RetriableError, UsageError
+from oncebox.errors import AbortedError, CoordinatorError, RetriableError, UsageError
 from oncebox.partition_queue import Identity
 from oncebox.v1 import coordinator_pb2
 
@@ -82,7 +82,11 @@ async def register_partitions(
         partitions=grouped(partitions),
         begun_ms_ago=begun_ms_ago,
     )
-    granted: transaction_pb2.Grant = (await claim.call("add_partitions", request)).grant
+    try:
+        granted: transaction_pb2.Grant = (await claim.call("add_partitions", request)).grant
+    except RetriableError as error:
+        # It was asked for until its deadline; what has been sent since waits for it, and can only be aborted.
+        raise AbortedError(f"its partitions could not be registered in time: {error}") from error
     return granted
 
 
