@@ -74,17 +74,18 @@ def create_topic(
     name = name or f"test-{uuid.uuid4().hex[:12]}"
     topic = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
     try:
-        _admin(bootstrap_servers).create_topics([topic], operation_timeout=30, request_timeout=35)[name].result(60)
+        _create(bootstrap_servers, topic)
     except KafkaException as error:
         if error.args[0].code() != KafkaError._TIMED_OUT:
             raise
         # A broker that its cluster has put out for a moment knows of no controller, and librdkafka asks only once.
-        _admin(bootstrap_servers).create_topics([topic], operation_timeout=30, request_timeout=35)[name].result(60)
+        _create(bootstrap_servers, topic)
     return name
 
 
-def _admin(bootstrap_servers: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap_servers})
+def _create(bootstrap_servers: str, topic: NewTopic) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.create_topics([topic], operation_timeout=30, request_timeout=35)[topic.topic].result(60)
 
 
 @contextmanager
