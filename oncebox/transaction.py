@@ -69,7 +69,7 @@ class Transaction:
             registered=self._registered,
             explain=self._explain,
         )
-        self._offsets = TransactionOffsets(tools.offsets, self._writer, self._explain)
+        self._offsets = TransactionOffsets(tools.offsets, self._writer)
 
     def granted(self, grant: transaction_pb2.Grant, registered: Registered) -> None:
         """The transaction before it has ended."""
@@ -227,7 +227,7 @@ class Transaction:
             self.adopt(await register_group(self._claim, self.grant, metadata.group_id, self.begun_ms_ago()))
             self._groups.add(metadata.group_id)
         self._check_open()
-        await self._offsets.send(committed, metadata)
+        await self._offsets.send(committed, metadata, self._explain)
         self._check_open()
 
     async def flush(self) -> None:

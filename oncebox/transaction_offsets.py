@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 
 class TransactionOffsets:
-    def __init__(
-        self, sender: GroupOffsetsSender, writer: Writer, explain: Callable[[OnceboxError], Awaitable[OnceboxError]]
-    ) -> None:
+    def __init__(self, sender: GroupOffsetsSender, writer: Writer) -> None:
         self._sender = sender
         self._writer = writer
-        self._explain = explain
         self._stored: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         self._under_way: set[asyncio.Future[None]] = set()
         # When the first were sent.
@@ -38,8 +35,13 @@ class TransactionOffsets:
     def messages(self) -> list[transaction_pb2.GroupOffsets]:
         return as_messages(self._stored)
 
-    async def send(self, offsets: Mapping[TopicPartition, CommittedOffset], metadata: GroupMetadata) -> None:
-        """What goes wrong is the writer's error from then on."""
+    async def send(
+        self,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        metadata: GroupMetadata,
+        explain: Callable[[OnceboxError], Awaitable[OnceboxError]],
+    ) -> None:
+        """What goes wrong is the writer's error from then on. `explain` as the writer's."""
         loop = asyncio.get_running_loop()
         if self.began_at is None:
             self.began_at = loop.time()
@@ -49,7 +51,7 @@ class TransactionOffsets:
             await self._sender.send(offsets, metadata, self._writer.identity)
             self._stored.setdefault(metadata.group_id, {}).update(offsets)
         except TransactionEndedError:
-            self._writer.fail(await self._explain(OffsetsRefusedError("a broker refuses our epoch")))
+            self._writer.fail(await explain(OffsetsRefusedError("a broker refuses our epoch")))
         except OnceboxError as error:
             self._writer.fail(error)
         except BaseException:
