@@ -84,7 +84,7 @@ class Express:
                 continue
             run = told[0]
             first, after = run.offset_first, run.offset_next
-            is_late = is_late or first < lane.position
+            is_late = is_late or first < lane.position or first in lane.skip
             if len(told) > 1:
                 runs = [*runs, *((lane, run.offset_first, run.offset_next) for run in told)]
                 after = runs[-1][2]
@@ -126,7 +126,7 @@ class Express:
 
     def _is_gone(self, lane: Lane, first: int, after: int) -> bool | None:
         """Whether this range was done before; None: only a part of it."""
-        if first >= lane.position:
+        if first >= lane.position and first not in lane.skip:
             return False
         self._note_done()
         frontier = self._frontier(lane)
@@ -198,11 +198,13 @@ class Express:
         commits = self._whole()
         if commits:
             bulk = self._bulk(commits)
-            if bulk.records:
+            # Its ranges may go over those of earlier ones, so that it must not be done before them, also where
+            # compaction has left nothing of it.
+            if bulk.records or any(not each.is_done for each in self._undone):
                 self._undone.append(bulk)
                 yield bulk
             else:
-                self.done(bulk)  # compaction has left nothing of it
+                self.done(bulk)
         if sum(len(lane.begun) for lane in self._lanes.values()) > WAITING_RUNS_MAX:
             self.is_beyond = True
 
@@ -289,10 +291,10 @@ class Express:
         return found
 
     def _frontier(self, lane: Lane) -> int:
-        """Everything below is done."""
+        """Everything below is done. It never falls: so it is told by the same records before and after a release."""
         while self._undone and self._undone[0].is_done:
             self._undone.popleft()
-        firsts = [bulk.ranges[lane.where][0][0] for bulk in self._undone if lane.where in bulk.ranges]
+        firsts = [bulk.records[lane.where][0].offset for bulk in self._undone if lane.where in bulk.records]
         return min(lane.records[0].offset if lane.records else lane.position, *firsts, lane.position)
 
     def _note_done(self) -> None:
@@ -339,7 +341,9 @@ class Express:
         """Goes on where an assembly has nothing left to do that is not for here."""
         if not assembly.is_settled:
             return None
-        return cls(assembly.positions(), assembly.feed_positions(), assembly.topic_ids)
+        express = cls(assembly.positions(), assembly.feed_positions(), assembly.topic_ids)
+        express.strange_topics = assembly.strange_topics
+        return express
 
     def hand_over(self) -> Assembly:
         """All that is not done, to go on with: what was released and not taken comes again."""

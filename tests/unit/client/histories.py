@@ -3,7 +3,7 @@
 The naive model of oncebox.reader: no positions, no waiting, all of it known at the end.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -30,6 +30,8 @@ class Writer:
 
     name: str
     number: int
+    # The share of its records that compaction removes.
+    compacted: float
     offsets: dict[TopicPartition, list[int]] = field(default_factory=dict)
     result: str = "open"
 
@@ -44,10 +46,21 @@ class Writer:
 
 
 class History:
-    def __init__(self, random: Random, *, partitions: int, feeds: int, is_common: bool = False) -> None:
-        """`is_common`: only what most histories have: no records without a transaction, no manifests in parts."""
+    def __init__(
+        self,
+        random: Random,
+        *,
+        partitions: int,
+        feeds: int,
+        is_common: bool = False,
+        compacted: Sequence[float] = (0.15,),
+    ) -> None:
+        """`is_common`: only what most histories have: no records without a transaction, no manifests in parts.
+        `compacted`: which shares of their records transactions lose to compaction.
+        """
         self.random = random
         self.is_common = is_common
+        self.compacted = compacted
         self.partitions = [TopicPartition(TOPIC, index) for index in range(partitions)]
         self.logs: dict[TopicPartition, list[Entry]] = {
             where: [] for where in [*self.partitions, TopicPartition(OTHER, 0)]
@@ -63,7 +76,7 @@ class History:
         if idle and move < 0.2:
             name = self.random.choice(idle)
             self._numbers[name] += 1
-            self._open.append(Writer(name, self._numbers[name]))
+            self._open.append(Writer(name, self._numbers[name], self.random.choice(self.compacted)))
         elif self._open and move < 0.65:
             self._write(self.random.choice(self._open))
         elif self._open and move < 0.85:
@@ -82,7 +95,8 @@ class History:
     def _append(self, where: TopicPartition, writer: Writer | None) -> int:
         log = self.logs[where]
         value = b"%s %d" % (writer.name.encode(), writer.number) if writer else b"plain"
-        log.append(Entry(Record(*where, len(log), 0, None, value, ()), writer, self.random.random() < 0.15))
+        compacted = writer.compacted if writer else self.compacted[0]
+        log.append(Entry(Record(*where, len(log), 0, None, value, ()), writer, self.random.random() < compacted))
         return len(log) - 1
 
     def _end(self, writer: Writer, *, commit: bool) -> None:

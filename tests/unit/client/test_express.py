@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from oncebox.reader.assembly import Assembly
 from oncebox.reader.express import Express
+from oncebox.reader.ranges import Ranges
 from oncebox.reader.types import PartitionPosition, Position
 from oncebox.wire import TopicPartition
 from tests.unit.client.histories import TOPIC, History, name_of
@@ -66,15 +67,61 @@ class QuickReading(Reading):
         super().unload()
 
 
+class SlowReading(QuickReading):
+    """Leaves most of what is released where it is for long, and looks at its position all the time."""
+
+    def restart(self) -> None:
+        super().restart()
+        self.seen = self.position
+
+    def step(self, random: Random) -> None:
+        move = random.randrange(100)
+        if move < 30:
+            self.read_topic(random.choice(list(self.at)), 1)
+        elif move < 50:
+            self.read_feed(random.randrange(len(self.feed_at)), random.randrange(1, 8))
+        elif move < 80:
+            self.take(0)
+        elif move < 84:
+            self.take(random.randrange(1, 4))
+        else:
+            self.look()
+            if move < 86 and isinstance(self.assembly, Express):
+                self.leave()
+                self.look()
+            elif move == 86:
+                self.snapshot()
+                self.restart()
+
+    def look(self) -> None:
+        """What was done once stays so, and what was not taken is not."""
+        before = self.seen
+        self.seen = Position(feed=self.assembly.feed_positions(), partitions=self.assembly.positions())
+        assert all(self.seen.feed[partition] >= at for partition, at in before.feed.items())
+        for where, at in before.partitions.items():
+            now = self.seen.partitions[where]
+            assert now.next_offset >= at.next_offset
+            done = Ranges([(0, now.next_offset), *now.done])
+            assert all(offset in done for first, after in at.done for offset in range(first, after))
+            waiting = [record for item in self.waiting for record in item.records.get(where, ())]
+            assert not any(record.offset in done for record in waiting)
+
+
 def read_all(random: Random, *, is_common: bool, from_start: bool) -> QuickReading:
     history = History(random, partitions=random.randint(1, 3), feeds=random.randint(1, 2), is_common=is_common)
-    for _ in range(random.randrange(30)):
+    return read_through(random, history, QuickReading, from_start=from_start)
+
+
+def read_through(
+    random: Random, history: History, kind: type[QuickReading], *, from_start: bool, steps: tuple[int, int] = (30, 90)
+) -> QuickReading:
+    for _ in range(random.randrange(steps[0])):
         history.step()
     starts = {
         where: 0 if from_start else random.randrange(len(history.logs[where]) + 1) for where in history.partitions
     }
-    reading = QuickReading(history, starts)
-    for _ in range(random.randrange(90)):
+    reading = kind(history, starts)
+    for _ in range(random.randrange(steps[1])):
         if random.random() < 0.4:
             history.step()
         reading.step(random)
@@ -94,6 +141,14 @@ def test_all_kinds_of_histories(seed: int, from_start: bool):
 @given(seed=st.integers(0, 2**64))
 def test_histories_of_the_common_kind(seed: int):
     read_all(Random(seed), is_common=True, from_start=True)
+
+
+@settings(max_examples=1_500, deadline=None)
+@given(seed=st.integers(0, 2**64), partitions=st.integers(1, 2), compacted=st.sampled_from([0.3, 0.6]))
+def test_what_is_released_may_wait_while_positions_are_taken(seed: int, partitions: int, compacted: float):
+    random = Random(seed)
+    history = History(random, partitions=partitions, feeds=3, is_common=True, compacted=(0, compacted, 1))
+    read_through(random, history, SlowReading, from_start=True, steps=(150, 300))
 
 
 def test_histories_of_the_common_kind_take_the_quick_way():
@@ -191,3 +246,54 @@ def test_what_was_not_taken_comes_again():
     assert position == Position(feed={0: 0}, partitions={P: PartitionPosition(next_offset=0)})
     again = one.hand_over()
     assert [name_of(item.transaction()) for item in again.release()] == [("t", 1)]
+
+
+def test_what_compaction_has_left_nothing_of_is_not_done_before_what_was_released_before_it():
+    """The range of the first goes over the second one's: with it done, a position would have passed over both."""
+    one = express(3)
+    one.manifest(0, 0, manifest(1, (3, 5), (7, 9), transactional_id="empty"))
+    one.manifest(0, 1, manifest(1, (5, 7), transactional_id="between"))
+    one.records(P, [record(5), record(6)])
+    (between,) = one.release()
+    one.position(P, 9)
+    (empty,) = one.release()
+    assert not empty.records
+    assert one.positions() == {P: PartitionPosition(next_offset=5)}
+    one.done(between)
+    one.done(empty)
+    assert not empty.transactions()
+    assert one.positions() == {P: PartitionPosition(next_offset=9)}
+    assert one.pending_count == 0
+
+
+def test_what_compaction_has_left_nothing_of_is_done_at_once_where_nothing_was_released_before_it():
+    one = express(0)
+    one.manifest(0, 0, manifest(1, (0, 2)))
+    one.feed_position(0, 1)
+    one.position(P, 2)
+    assert taken(one) == []
+    assert one.positions() == {P: PartitionPosition(next_offset=2)}
+    assert one.feed_positions() == {0: 1}
+
+
+def test_a_position_does_not_fall_with_a_release():
+    one = express(0)
+    one.manifest(0, 0, manifest(1, (0, 3)))
+    one.records(P, [record(2)])
+    before = one.positions()
+    assert before == {P: PartitionPosition(next_offset=2)}
+    assert len(list(one.release())) == 1
+    assert one.positions() == before
+
+
+def test_what_was_done_before_a_restart_is_not_waited_for():
+    start = PartitionPosition(next_offset=0, done=((5, 7),))
+    one = Express({P: start, Q: start}, {0: 0}, TOPIC_IDS)
+    both = manifest(1, (5, 7), transactional_id="done")
+    both.written.add().CopyFrom(manifest(1, (5, 7), partition=1).written[0])
+    one.manifest(0, 0, both)
+    assert one.pending_count == 0
+    one.manifest(0, 1, manifest(1, (8, 9), transactional_id="behind"))
+    # Of the other partition nothing has come yet.
+    one.records(P, [record(5), record(6), record(8)])
+    assert taken(one) == [[("behind", 1)]]

@@ -11,7 +11,7 @@ from oncebox.reader import PartitionPosition, Record
 from oncebox.reader.express import Express
 from relay.batch import Batch
 from relay.config import Limits
-from relay.plan import Planner, StopError, Unit, make_plan
+from relay.plan import Hold, Pieces, Planner, StopError, Unit, make_plan
 from tests.unit.relay.test_order import PLANNER, TOPIC_ID, A, B, manifest
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ class BulkReader:
             self.express.records(where, some)
 
     def take(self, *, records_max: int, bytes_max: int) -> list[object]:
-        (bulk,) = self.express.release()
-        self.express.done(bulk)
-        return [bulk]
+        bulks = [*self.express.release()]
+        for bulk in bulks:
+            self.express.done(bulk)
+        return [*bulks]
 
     def position(self) -> None:
         return None
@@ -48,6 +49,16 @@ class BulkReader:
 
 def batch_of(*transactions: tuple[str, dict[TopicPartition, list[tuple[int, bytes]]]]) -> Batch:
     return Batch(BulkReader(*transactions), Limits())  # type: ignore[arg-type]
+
+
+class LateReader(BulkReader):
+    """Has, behind the first of them, one of which compaction has left nothing."""
+
+    def take(self, *, records_max: int, bytes_max: int) -> list[object]:
+        first = [*self.express.release()]
+        self.express.manifest(0, 9, manifest("empty", {A: [(8, 9)]}))
+        self.express.position(A, 9)
+        return [*first, *self.express.release()]
 
 
 def planner(on_error: str = "stop") -> Planner:
@@ -88,3 +99,15 @@ def test_a_bad_record_takes_its_own_transaction_along_and_no_other():
     assert plan.row_count == 1
     with pytest.raises(StopError, match="partition 1 offset 0"):
         make_plan(planner(), batch_of(*transactions).units, frozenset())
+
+
+def test_what_compaction_has_left_nothing_of_is_no_unit():
+    batch = Batch(LateReader(("a", {A: [(0, ROWS[0])], B: [(0, ROWS[1])]})), Limits())  # type: ignore[arg-type]
+    first, empty = batch.pieces
+    assert not empty.records
+    assert not [*empty.units()]
+    assert batch.lowest == batch.newest == {A: 0, B: 0}
+    assert len(batch.units) == len([*first.units()]) == 1
+    for on_error, holds in (("stop", frozenset[Hold]()), ("park", frozenset({("record", "t", "x")}))):
+        assert make_plan(planner(on_error), batch.units, holds, lowest=batch.lowest).row_count == 2
+    assert make_plan(planner(), Pieces([empty]), frozenset(), lowest={}).row_count == 0
