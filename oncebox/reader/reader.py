@@ -293,10 +293,13 @@ class TransactionReader:
                     async with asyncio.timeout(0 if is_stalled else STALL_S):
                         await self._room.wait()
             is_stalled = not self._room.is_set()
+            # (Also where nothing is taken: what is waited for may be in a partition that is new.)
+            await self._follow()
             if is_stalled:
                 exactly = self._exactly()
                 needed = exactly.needed_for(*self._awaited) if self._awaited is not None else set()
-                await self._read_only(needed | exactly.needed())
+                # Nothing is taken for long, maybe because something is waited for that is not whole: only that is read.
+                await self._hold(set(exactly.partitions()), needed | exactly.needed())
             await self._unloaded.wait()
             messages = await self._records.poll()
             assembly = self._assembly
@@ -407,18 +410,17 @@ class TransactionReader:
             self._release()
         return self._assembly
 
-    async def _read_only(self, needed: set[TopicPartition]) -> None:
-        """Nothing is taken for long, maybe because something is waited for that is not whole: goes on with that."""
-        wanted = self._paused & needed
-        others = set(self._assembly.partitions()) - needed - self._paused
+    async def _hold(self, held: set[TopicPartition], needed: set[TopicPartition]) -> None:
+        """Reads no more of these for now, but for what is needed: of that it does again."""
+        wanted, held = self._paused & needed, held - needed - self._paused
         if wanted:
             await self._records.resume(wanted)
-        if others:
-            await self._records.pause(others)
-        self._paused = (self._paused | others) - wanted
+        if held:
+            await self._records.pause(held)
+        self._paused = (self._paused | held) - wanted
 
-    async def _balance(self) -> None:
-        """Follows what the assembly has learnt; holds partitions back that run ahead of what others are waited for."""
+    async def _follow(self) -> None:
+        """What the assembly has learnt of partitions and topics."""
         assembly = self._assembly
         if assembly.new_partitions:
             new, assembly.new_partitions = assembly.new_partitions, set()
@@ -428,20 +430,19 @@ class TransactionReader:
                 # Commits to what the topic was before it was deleted and made again do not count, unless that is ours.
                 await self._look_at_topics()
                 assembly.strange_topics.clear()
-        buffered = assembly.buffered_by_partition()
+
+    async def _balance(self) -> None:
+        """Holds partitions back that run ahead of what others are waited for."""
+        buffered = self._assembly.buffered_by_partition()
         total = sum(buffered.values())
         if self._paused and total < self._buffer_bytes // 2:
             paused, self._paused = self._paused, set()
             await self._records.resume(paused)
-        elif total > self._buffer_bytes:
-            needed = self._exactly().needed()
-            ahead = {where for where, size in buffered.items() if size > total / len(buffered)} - needed - self._paused
-            wanted = self._paused & needed
-            if wanted:
-                await self._records.resume(wanted)
-            if ahead:
-                await self._records.pause(ahead)
-            self._paused = (self._paused | ahead) - wanted
+        elif self._paused or total > self._buffer_bytes:
+            # What is held already may have become needed: a commit has come since.
+            is_full = total > self._buffer_bytes
+            ahead = {where for where, size in buffered.items() if is_full and size > total / len(buffered)}
+            await self._hold(ahead, self._exactly().needed())
 
     def _is_at_end(self) -> bool:
         if self._start.ends is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from oncebox.reader import PartitionPosition, read_transactions
 from oncebox.reader.assembly import Assembly
 from oncebox.reader.gathering import Gathering
 from oncebox.reader.source import records_by_partition
+from oncebox.v1 import manifest_pb2
 from oncebox.wire import TopicPartition
 from tests.unit.client.histories import IDS, TOPIC
 from tests.unit.client.test_assembly import manifest, record
@@ -53,12 +55,16 @@ class Message:
 
 
 class StubConsumer:
-    """Has the record that is missing on B, and gives what is not paused."""
+    """Has the record that is missing on B, and gives what is assigned and not paused."""
 
-    def __init__(self) -> None:
+    def __init__(self, left: Sequence[TopicPartition] = (B, C), unassigned: Sequence[TopicPartition] = ()) -> None:
         self.paused: set[TopicPartition] = set()
-        self.left = [Message(B, 0), Message(C, 0)]
+        self.unassigned = set(unassigned)
+        self.left = [Message(where, 0) for where in left]
         self.all_read = asyncio.Event()
+
+    async def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        self.unassigned -= positions.keys()
 
     async def pause(self, partitions: set[TopicPartition]) -> None:
         self.paused |= partitions
@@ -68,11 +74,17 @@ class StubConsumer:
 
     async def poll(self) -> list[Message]:
         await asyncio.sleep(0)
-        found = [each for each in self.left if TopicPartition(each.topic(), each.partition()) not in self.paused]
+        withheld = self.paused | self.unassigned
+        found = [each for each in self.left if TopicPartition(each.topic(), each.partition()) not in withheld]
         self.left = [each for each in self.left if each not in found]
         if not self.left:
             self.all_read.set()
         return found
+
+
+def with_one_on_b(told: manifest_pb2.Manifest) -> manifest_pb2.Manifest:
+    told.written.add(topic=TOPIC, partition=1, topic_id=IDS[TOPIC]).runs.add(offset_first=0, offset_next=1)
+    return told
 
 
 async def test_it_goes_on_with_what_is_waited_for(monkeypatch: pytest.MonkeyPatch):
@@ -83,9 +95,7 @@ async def test_it_goes_on_with_what_is_waited_for(monkeypatch: pytest.MonkeyPatc
     consumer: Any = StubConsumer()
     reader._records = consumer
     # The first has offsets 0 and 2 on A, and one on B that has not come. The second stands between them, and is whole.
-    first = manifest(1, (0, 1), (2, 3), transactional_id="first")
-    first.written.add(topic=TOPIC, partition=1, topic_id=IDS[TOPIC]).runs.add(offset_first=0, offset_next=1)
-    assembly.manifest(0, 0, first)
+    assembly.manifest(0, 0, with_one_on_b(manifest(1, (0, 1), (2, 3), transactional_id="first")))
     assembly.manifest(0, 1, manifest(1, (1, 2), transactional_id="second"))
     assembly.feed_position(0, 2)
     assembly.records(A, [record(0, A), record(1, A), record(2, A)])
@@ -100,6 +110,65 @@ async def test_it_goes_on_with_what_is_waited_for(monkeypatch: pytest.MonkeyPatc
         assert [len(each.records) for each in reader.take(records_max=10, bytes_max=10_000)] == [1, 2]
         # And everywhere, once there is room.
         await asyncio.wait_for(consumer.all_read.wait(), 10)
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+        await reader._wire.close()
+
+
+async def test_it_goes_on_with_what_comes_to_be_waited_for_while_there_is_little_room(monkeypatch: pytest.MonkeyPatch):
+    """Less than the buffer waits, more than the half of it; and the commit is known only after all was held back."""
+    monkeypatch.setattr(module, "STALL_S", 0.01)
+    reader = read_transactions([TOPIC], "localhost:9092", buffer_bytes=10_000)
+    start = PartitionPosition(next_offset=0)
+    reader._assembly = assembly = Assembly({A: start, B: start, C: start}, {0: 0, 1: 0}, {TOPIC: IDS[TOPIC].hex()})
+    consumer: Any = StubConsumer([B], unassigned=[B])
+    reader._records = consumer
+    assembly.manifest(0, 0, manifest(1, (0, 60), partition=2, transactional_id="first"))
+    assembly.feed_position(0, 1)
+    assembly.records(C, [record(offset, C) for offset in range(60)])
+    assembly.records(A, [record(offset, A) for offset in range(40)])
+    assert 5_000 < assembly.buffered_by_partition()[A] < 10_000
+    reader._advance()
+    reading = asyncio.create_task(reader._read_records())
+    try:
+        async with asyncio.timeout(10):
+            while consumer.paused != {A, B, C}:  # noqa: ASYNC110 - the stub has no event for it
+                await asyncio.sleep(0.01)
+        consumer.unassigned.clear()
+        assert len(reader.take(records_max=100, bytes_max=100_000)) == 1
+        assembly.manifest(1, 0, with_one_on_b(manifest(1, (0, 40), transactional_id="second")))
+        assembly.feed_position(1, 1)
+        reader._advance()
+        await asyncio.wait_for(consumer.all_read.wait(), 10)
+        await asyncio.wait_for(reader.wait(10), 10)
+        assert [each.records.keys() for each in reader.take(records_max=100, bytes_max=100_000)] == [{A, B}]
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+        await reader._wire.close()
+
+
+async def test_it_reads_a_new_partition_that_is_waited_for_while_nothing_is_taken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "STALL_S", 0.01)
+    reader = read_transactions([TOPIC], "localhost:9092", buffer_bytes=100)
+    start = PartitionPosition(next_offset=0)
+    reader._assembly = assembly = Assembly({A: start}, {0: 0}, {TOPIC: IDS[TOPIC].hex()})
+    consumer: Any = StubConsumer([B], unassigned=[B])
+    reader._records = consumer
+    assembly.manifest(0, 0, manifest(1, (0, 1), transactional_id="first"))
+    assembly.records(A, [record(0, A), record(1, A)])
+    reader._advance()
+    reading = asyncio.create_task(reader._read_records())
+    try:
+        async with asyncio.timeout(10):
+            while A not in consumer.paused:  # noqa: ASYNC110 - the stub has no event for it
+                await asyncio.sleep(0.01)
+            assembly.manifest(0, 1, with_one_on_b(manifest(1, (1, 2), transactional_id="second")))
+            while not await reader.wait_until_whole(A, 1, 1):
+                pass
+        assert not consumer.left
+        assert len(reader.take(records_max=100, bytes_max=100_000)) == 2
     finally:
         reading.cancel()
         await asyncio.wait([reading])
