@@ -18,7 +18,7 @@ from relay.queries import SCHEMA_VERSION, query, schema
 from relay.types import BadRecordError, Column, RelayError, TableName, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # PostgreSQL's own in every table.
 SYSTEM_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
@@ -305,6 +305,15 @@ def check_incarnations(connection: Connection, relay: str, topic_ids: dict[str, 
     ).fetchall()
     for topic, _ in found:
         raise made_again(topic)
+
+
+def check_same(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """A topic that was made again may have grown past where we were: nothing but its id tells it from the former one.
+    Asked after records were read: the same topics still, then all of them are of these.
+    """
+    for topic, topic_id in now.items():
+        if topic_id != before[topic]:
+            raise made_again(topic)
 
 
 def made_again(topic: str) -> RelayError:

@@ -15,9 +15,15 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 TIMEOUT_S = 30.0
+UNKNOWN_TOPIC_S = 3.0
+RETRY_S = 0.1
 EARLIEST, LATEST = -2, -1
 
 Place = tuple[str, int]
+
+
+class UnknownTopicError(RelayError):
+    """To be made, or to be left out of the settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +45,31 @@ class KafkaAdmin:
         return self.ask_topics(names)()
 
     def ask_topics(self, names: Sequence[str]) -> Callable[[], Topics]:
-        """Asks at once; what it returns waits for the answer."""
+        """Asks at once; what it returns waits for the answer. A broker that has just started may not know a topic yet,
+        so one that is unknown is asked for again a while.
+        """
+        first = self._describe(names)
+
+        def answer() -> Topics:
+            deadline_s = time.monotonic() + UNKNOWN_TOPIC_S
+            answers = first
+            while True:
+                try:
+                    return _topics(answers)
+                except UnknownTopicError:
+                    if time.monotonic() > deadline_s:
+                        raise
+                    time.sleep(RETRY_S)
+                    answers = self._describe(names)
+
+        return answer
+
+    def _describe(self, names: Sequence[str]) -> Mapping[str, Any]:
         from confluent_kafka import TopicCollection
 
-        answers = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=TIMEOUT_S)
-        return lambda: _topics(answers)
+        found: Mapping[str, Any]
+        found = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=TIMEOUT_S)
+        return found
 
     def offsets(self, places: Sequence[Place], at: int | datetime, *, read_committed: bool = False) -> dict[Place, int]:
         """EARLIEST, LATEST (with read_committed: the last stable offset), or the first at or after a time."""
@@ -114,7 +140,7 @@ def _topics(answers: Mapping[str, Any]) -> Topics:
             found = described.result(TIMEOUT_S)
         except KafkaException as error:
             if error.args[0].name() == "UNKNOWN_TOPIC_OR_PART":
-                raise RelayError(f"the topic {name!r} does not exist") from error
+                raise UnknownTopicError(f"the topic {name!r} does not exist") from error
             raise
         high, low = found.topic_id.get_most_significant_bits(), found.topic_id.get_least_significant_bits()
         ids[name] = str(uuid.UUID(int=(high & (1 << 64) - 1) << 64 | low & (1 << 64) - 1))

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from oncebox.reader.source import record_of
 from oncebox.settings import kafka_settings
 from oncebox.wire import librdkafka_config
-from relay.database import made_again
+from relay.database import check_same
 from relay.kafka import KafkaAdmin, Place, Topics
 from relay.plan import Singles
 from relay.positions import PRUNE_S, OwnPartitions, begin, freed, overtaken_by_retention, prune
@@ -181,7 +181,7 @@ class PartitionSession:
             return
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
             # (Or it is another topic of that name, which is shorter.)
-            self._check_topics(self._admin.topics(self._settings.topics))
+            check_same(self._topics.ids, self._admin.topics(self._settings.topics).ids)
             raise overtaken_by_retention(place, error.str())
         if error.code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}:
             raise RelayError(f"Kafka refuses: {error.str()}")
@@ -192,21 +192,14 @@ class PartitionSession:
     def _prepare(self) -> tuple[Prepared, Ends, Callable[[], Topics]]:
         records, ends = self._records, self._ends
         self._drop()
-        # Asked after they were read: the same topics still, then all of them are of these.
         asked = self._admin.ask_topics(self._settings.topics)
         return self._writer.prepare(Singles(records)), ends, asked
-
-    def _check_topics(self, found: Topics) -> None:
-        """A topic that was made again may have grown past where we were: nothing else tells it from the former one."""
-        for topic, topic_id in found.ids.items():
-            if topic_id != self._topics.ids[topic]:
-                raise made_again(topic)
 
     def _write(self, prepared: Prepared, ends: Ends, asked: Callable[[], Topics]) -> None:
         """Begins to. No other batch is being written."""
 
         def write() -> None:
-            self._check_topics(asked())
+            check_same(self._topics.ids, asked().ids)
             if prepared.units:
                 self._writer.write(prepared, lambda connection: self._own.save(connection, ends))
             else:
@@ -285,7 +278,7 @@ class PartitionSession:
         connection = self._writer.connection
         if any(place not in self._sources for place in places):
             found = self._admin.topics(self._settings.topics)
-            self._check_topics(found)
+            check_same(self._topics.ids, found.ids)
             self._topics = found
             self._sources |= begin(connection, self._settings, self._admin, self._topics)
         self._own.take(connection, self._sources, places)

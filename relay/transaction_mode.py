@@ -17,7 +17,7 @@ from oncebox.reader import PartitionPosition, Position, TransactionReader, read_
 from oncebox.settings import kafka_settings
 from oncebox.wire import TopicPartition
 from relay.batch import Batch
-from relay.database import connect
+from relay.database import check_same, connect
 from relay.encoding import time_of
 from relay.kafka import EARLIEST, KafkaAdmin, Place
 from relay.order import is_done, overtaken
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from relay.config import RelaySettings
     from relay.database import Connection
+    from relay.kafka import Topics
     from relay.status import Status
     from relay.writer import Prepared
 
@@ -235,14 +236,14 @@ class TransactionSession:
                 await self._take_those_before(batch)
                 if self._stop.is_set() or self._has_new(batch.position):
                     break
-                prepared = await loop.run_in_executor(self._planning, self._prepare, batch)
+                prepared, asked = await loop.run_in_executor(self._planning, self._prepare, batch)
                 await _settled(writing)
                 writing = None
                 if self._writer.has_references and reader.pending_count:
-                    if not await self._write_with_references(batch, prepared):
+                    if not await self._write_with_references(batch, prepared, asked):
                         break
                 else:
-                    writing = asyncio.ensure_future(self._in_writer(self._write, prepared, batch))
+                    writing = asyncio.ensure_future(self._in_writer(self._write, batch, prepared, asked))
         finally:
             if writing is not None:
                 await asyncio.wait([writing])
@@ -280,7 +281,7 @@ class TransactionSession:
                 if await reader.wait(REFERENCE_WAIT_S):
                     batch.take()
 
-    async def _write_with_references(self, batch: Batch, prepared: Prepared) -> bool:
+    async def _write_with_references(self, batch: Batch, prepared: Prepared, asked: Callable[[], Topics]) -> bool:
         """A row whose foreign key refers to nothing waits for the commits that are known when it is met, as far as they
         have room; then all is written together. False: nothing was written, and the session is over.
         """
@@ -290,7 +291,7 @@ class TransactionSession:
             while not self._stop.is_set():
                 sink.waits_for_references = mark is None or (reader.is_pending(mark) and not batch.is_full)
                 try:
-                    await self._in_writer(self._write, prepared, batch)
+                    await self._in_writer(self._write, batch, prepared, asked)
                     return True
                 except MissingReferenceError as error:
                     self._status.turn("RUNNING", f"waits for a reference: {error}")
@@ -306,27 +307,31 @@ class TransactionSession:
                 await self._take_those_before(batch)
                 if self._has_new(batch.position):
                     return False
-                prepared = await asyncio.get_running_loop().run_in_executor(self._planning, self._prepare, batch)
+                prepared, asked = await asyncio.get_running_loop().run_in_executor(self._planning, self._prepare, batch)
             return False
         finally:
             sink.waits_for_references = False
 
-    def _prepare(self, batch: Batch) -> Prepared:
+    def _prepare(self, batch: Batch) -> tuple[Prepared, Callable[[], Topics]]:
+        # All of it has been read; the answer comes while it is prepared.
+        asked = self._admin.ask_topics(self._settings.topics)
         prepared = self._writer.prepare(batch.units, batch.lowest, has_large=batch.has_large)
         for where, at in batch.position.partitions.items():
             # What comes below it from now on is applied out of order: the guard is asked as in a replay.
             source = self._sources[where.topic, where.partition]
             end = at.done[-1][1] if at.done else at.next_offset
             self._high_offsets[source] = max(self._high_offsets.get(source, 0), end)
-        return prepared
+        return prepared, asked
 
-    def _write(self, prepared: Prepared, batch: Batch) -> None:
+    def _write(self, batch: Batch, prepared: Prepared, asked: Callable[[], Topics]) -> None:
         position, newest = batch.position, batch.newest
+        check_same(self._topic_ids, asked().ids)
         self._writer.write(prepared, lambda connection: self._save(connection, position, newest))
         self._saved = position
 
     def _write_position(self, position: Position) -> None:
         if position != self._saved:
+            check_same(self._topic_ids, self._admin.topics(self._settings.topics).ids)
             with self._writer.connection.transaction():
                 self._save(self._writer.connection, position, {})
             self._saved = position

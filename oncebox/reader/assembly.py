@@ -412,7 +412,8 @@ class Assembly:
     def is_settled(self) -> bool:
         """All that has come is done, and nothing has to be remembered of it but the position."""
         is_waiting = self._pending or self._order.has_gates or self.has_undetermined
-        return not is_waiting and self._marks is None and self.horizon_ms is None and not self.new_partitions
+        is_learning = self._marks is not None or self.new_partitions or self.strange_topics
+        return not is_waiting and not is_learning and self.horizon_ms is None
 
     @property
     def newest_rank(self) -> int:

@@ -331,6 +331,43 @@ async def test_a_table_that_is_dropped_stops_it_with_the_place(
     assert relays.rows("SELECT count(*) FROM oncebox.dead_letter") == [(0,)]
 
 
+@pytest.mark.parametrize("ends", ["committed", "aborted"])
+async def test_a_topic_that_is_made_again_while_it_runs_is_not_taken_for_the_former_one(
+    shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays, ends: str
+) -> None:
+    """Neither are its records applied, torn from their transactions, nor does the former one's position move."""
+    from confluent_kafka.admin import AdminClient
+
+    one = shared_coordinator
+    topic = new_topic()
+    relays.run(f"CREATE TABLE orders (id bigint PRIMARY KEY, version integer, {GUARD})")
+    relays.configure(
+        [{"topic": topic, "table": "orders", "key": ["id"]}], mode="transaction", feed_topic=one.feed_topic
+    )
+    relay = await asyncio.to_thread(relays.start)
+    # At the begin: there the new one always has what is to be read next.
+    await asyncio.to_thread(relays.wait_until, lambda: call(relay, "GetStatus") == "RUNNING", relay.log_tail)
+    admin = AdminClient({"bootstrap.servers": one.bootstrap_servers})
+    await asyncio.to_thread(admin.delete_topics([topic])[topic].result, 30)
+    await asyncio.to_thread(
+        relays.wait_until, lambda: topic not in admin.list_topics(timeout=10).topics, lambda: "deleted"
+    )
+    await asyncio.to_thread(new_topic, topic)
+    if ends == "committed":
+        await commit(one, "new", topic, *({"id": row, "version": 1} for row in range(5)))
+    else:
+        native = StockProducer({"bootstrap.servers": one.bootstrap_servers, "transactional.id": f"native-{topic}"})
+        native.init_transactions(30)
+        native.begin_transaction()
+        native.produce(topic, b"{}")
+        await asyncio.to_thread(native.flush, 30)
+        await asyncio.to_thread(native.abort_transaction, 30)
+    assert await asyncio.to_thread(relay.wait) == 1
+    assert f"the topic '{topic}' was deleted and made again" in relay.log_tail()
+    assert relays.rows("SELECT count(*) FROM orders") == [(0,)]
+    assert relays.rows("SELECT next_offset FROM oncebox.position") == [(0,)]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["transaction", "partition"])
 async def test_a_compacted_topic(

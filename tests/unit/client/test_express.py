@@ -297,3 +297,16 @@ def test_what_was_done_before_a_restart_is_not_waited_for():
     # Of the other partition nothing has come yet.
     one.records(P, [record(5), record(6), record(8)])
     assert taken(one) == [[("behind", 1)]]
+
+
+def test_a_topic_that_may_have_been_made_again_is_looked_at_first():
+    assembly = Assembly({P: PartitionPosition(next_offset=0)}, {0: 0}, TOPIC_IDS)
+    assert Express.after(assembly) is not None
+    assembly.manifest(0, 0, manifest(1, (0, 3), topic_id=b"\7" * 16))
+    assert Express.after(assembly) is None
+    assembly.strange_topics.clear()
+    quick = Express.after(assembly)
+    assert quick is not None
+    # What is looked at already when one goes on for the other is known to both.
+    quick.manifest(0, 1, manifest(2, (0, 3), topic_id=b"\7" * 16))
+    assert assembly.strange_topics == quick.hand_over().strange_topics == {TOPIC}

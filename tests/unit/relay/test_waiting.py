@@ -7,17 +7,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from oncebox.reader import PartitionPosition, Position, Record
 from oncebox.reader.gathering import Gathering
 from oncebox.wire import TopicPartition
 from relay.batch import Batch
 from relay.config import Limits, RelaySettings
+from relay.kafka import Topics
 from relay.mapping import RowMapper
 from relay.plan import Planner
 from relay.sink import MissingReferenceError
 from relay.status import Status
 from relay.transaction_mode import TransactionSession
-from relay.types import Column, TableName, Target
+from relay.types import Column, RelayError, TableName, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -127,6 +130,21 @@ class StubWriter:
             raise MissingReferenceError("t partition 0 offset 1")
 
 
+class StubAdmin:
+    """Knows the topics by the ids that it is told, one after the other."""
+
+    def __init__(self, *topic_ids: str) -> None:
+        self.topic_ids = [*topic_ids]
+
+    def topics(self, names: Sequence[str]) -> Topics:
+        topic_id = self.topic_ids.pop(0) if len(self.topic_ids) > 1 else self.topic_ids[0]
+        return Topics(ids=dict.fromkeys(names, topic_id), partitions=[("t", 0)])
+
+    def ask_topics(self, names: Sequence[str]) -> Callable[[], Topics]:
+        found = self.topics(names)
+        return lambda: found
+
+
 def session() -> tuple[TransactionSession, StubWriter]:
     settings = RelaySettings.model_validate(
         {
@@ -139,6 +157,9 @@ def session() -> tuple[TransactionSession, StubWriter]:
     made = TransactionSession(settings, "test", Status(name="test", instance="test"), asyncio.Event())
     writer: Any = StubWriter()
     made._writer = writer
+    admin: Any = StubAdmin("id")
+    made._admin = admin
+    made._topic_ids = {"t": "id"}
     made._sources = {("t", 0): 1}
     return made, writer
 
@@ -153,7 +174,7 @@ async def test_a_reference_is_waited_for_in_what_was_known() -> None:
     made, writer = session()
     reader = StubReader(known=100)
     batch = batch_of(reader)
-    assert await made._write_with_references(batch, made._prepare(batch))
+    assert await made._write_with_references(batch, *made._prepare(batch))
     assert writer.attempts[-1] == 100, "all that was known, and nothing else"
     assert len(writer.attempts) < 10, "not one attempt for each that came"
     assert batch.newest == {("t", 0): 1100}
@@ -164,7 +185,7 @@ async def test_a_reference_is_not_waited_for_beyond_the_memory_there_is() -> Non
     made, writer = session()
     reader = StubReader(known=1_000_000)
     batch = batch_of(reader, buffer_bytes=1000)
-    assert await made._write_with_references(batch, made._prepare(batch))
+    assert await made._write_with_references(batch, *made._prepare(batch))
     assert writer.attempts[-1] < 200
 
 
@@ -174,7 +195,7 @@ async def test_nothing_is_written_when_it_is_told_to_stop() -> None:
     batch = batch_of(reader)
     prepared = made._prepare(batch)
     asyncio.get_running_loop().call_later(0.05, made._stop.set)
-    assert not await made._write_with_references(batch, prepared)
+    assert not await made._write_with_references(batch, *prepared)
     assert all(size < reader.taken + 1 for size in writer.attempts)
 
 
@@ -198,3 +219,14 @@ async def test_it_stops_taking_rather_than_overtake() -> None:
     assert len(set(reader.asked[:500])) == 1, "nothing was taken meanwhile"
     assert reader.asked[0] < 20
     assert [unit.records[0].offset for unit in batch.units] == [*range(1, 40), 0]
+
+
+async def test_what_was_read_before_a_topic_was_found_to_be_another_is_not_written() -> None:
+    """Also where only more that was waited for has come from it."""
+    made, writer = session()
+    admin: Any = StubAdmin("id", "another")
+    made._admin = admin
+    batch = batch_of(StubReader(known=100))
+    with pytest.raises(RelayError, match="'t' was deleted and made again"):
+        await made._write_with_references(batch, *made._prepare(batch))
+    assert len(writer.attempts) == 1
