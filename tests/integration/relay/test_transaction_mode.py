@@ -331,9 +331,9 @@ async def test_a_table_that_is_dropped_stops_it_with_the_place(
     assert relays.rows("SELECT count(*) FROM oncebox.dead_letter") == [(0,)]
 
 
-@pytest.mark.parametrize("ends", ["committed", "aborted"])
+@pytest.mark.parametrize("written", ["by Oncebox", "plainly", "in vain"])
 async def test_a_topic_that_is_made_again_while_it_runs_is_not_taken_for_the_former_one(
-    shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays, ends: str
+    shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays, written: str
 ) -> None:
     """Neither are its records applied, torn from their transactions, nor does the former one's position move."""
     from confluent_kafka.admin import AdminClient
@@ -353,8 +353,12 @@ async def test_a_topic_that_is_made_again_while_it_runs_is_not_taken_for_the_for
         relays.wait_until, lambda: topic not in admin.list_topics(timeout=10).topics, lambda: "deleted"
     )
     await asyncio.to_thread(new_topic, topic)
-    if ends == "committed":
+    if written == "by Oncebox":
         await commit(one, "new", topic, *({"id": row, "version": 1} for row in range(5)))
+    elif written == "plainly":
+        stock = StockProducer({"bootstrap.servers": one.bootstrap_servers})
+        stock.produce(topic, b'{"id": 1, "version": 1}', key=b"1")
+        await asyncio.to_thread(stock.flush, 30)
     else:
         native = StockProducer({"bootstrap.servers": one.bootstrap_servers, "transactional.id": f"native-{topic}"})
         native.init_transactions(30)
