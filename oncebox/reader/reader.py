@@ -293,7 +293,6 @@ class TransactionReader:
                     async with asyncio.timeout(0 if is_stalled else STALL_S):
                         await self._room.wait()
             is_stalled = not self._room.is_set()
-            # (Also where nothing is taken: what is waited for may be in a partition that is new.)
             await self._follow()
             if is_stalled:
                 exactly = self._exactly()
@@ -420,7 +419,7 @@ class TransactionReader:
         self._paused = (self._paused | held) - wanted
 
     async def _follow(self) -> None:
-        """What the assembly has learnt of partitions and topics."""
+        """What the assembly has learnt of partitions and topics, also of those where something is waited for."""
         assembly = self._assembly
         if assembly.new_partitions:
             new, assembly.new_partitions = assembly.new_partitions, set()
