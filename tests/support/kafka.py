@@ -73,13 +73,15 @@ def create_topic(
     """A new topic (the broker's replication factor unless given), ready to be written to; returns its name."""
     name = name or f"test-{uuid.uuid4().hex[:12]}"
     topic = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
+    admin = _admin(bootstrap_servers)  # by name: one that nobody holds is gone before it is answered
     try:
-        _admin(bootstrap_servers).create_topics([topic], operation_timeout=30, request_timeout=35)[name].result(60)
+        admin.create_topics([topic], operation_timeout=30, request_timeout=35)[name].result(60)
     except KafkaException as error:
         if error.args[0].code() != KafkaError._TIMED_OUT:
             raise
         # A broker that its cluster has put out for a moment knows of no controller, and librdkafka asks only once.
-        _admin(bootstrap_servers).create_topics([topic], operation_timeout=30, request_timeout=35)[name].result(60)
+        admin = _admin(bootstrap_servers)
+        admin.create_topics([topic], operation_timeout=30, request_timeout=35)[name].result(60)
     return name
 
 
