@@ -17,7 +17,7 @@ from spark_jobs.database import OFFSET, SOURCE, Checksum, Classes
 from spark_jobs.expectation import Expectation
 from spark_jobs.findings import Suspect, TableResult
 from spark_jobs.frames import literal_frame
-from spark_jobs.older import older_rows
+from spark_jobs.older import older_rows, past_retention
 from spark_jobs.settle import COMPACTED, SUPERSEDED, Settler, one_each
 from spark_jobs.snapshot import as_mapping
 from spark_jobs.sources import table_rows
@@ -85,6 +85,9 @@ def compare_table(run: Run, table: Table) -> TableResult:
     counts.update(each.opinion for each in outside_suspects)
     suspects = _each_row_once(run, table, [*suspects, *older.suspects, *outside_suspects], counts)
     settled = Settler(run.spark, run.kafka, run.snapshot, run.cut).settle(table, suspects)
+    if actual.expired and run.since:
+        since = f"written since run {run.since.run}"
+        notes.append(f"{table.name}: {actual.expired} rows {since} name records that are past retention: not checked")
     compacted = sum(each.detail == COMPACTED for each in settled)
     if compacted:
         notes.append(f"{table.name}: {compacted} rows name records that are gone from a compacted topic: not checked")
@@ -127,11 +130,12 @@ def unguarded_obstacle(table: Table, sources: Sequence[SourceCut]) -> str | None
 
 def _classes(run: Run, table: Table, sources: Sequence[SourceCut]) -> Classes:
     """Rows inside of what is compared; rows that name a record outside of what was applied; rows that were found clean
-    before and have been written since; all others, which were applied and are not compared.
+    before and have been written since, with and without a record that can be read; all others, which were applied and
+    are not compared.
     """
     if not table.first.guard:
         none = database.NO_ROW
-        return Classes(cut=database.EACH_ROW, outside=none, touched=none, older=none)
+        return Classes(cut=database.EACH_ROW, outside=none, touched=none, expired=none, older=none)
     applied = database.in_cut(table, [replace(source, ranges=source.position.applied) for source in sources])
     before = [
         replace(source, ranges=((max(source.position.start, source.facts.log_start), source.verified),))
@@ -140,10 +144,13 @@ def _classes(run: Run, table: Table, sources: Sequence[SourceCut]) -> Classes:
     ]
     cut = database.in_cut(table, sources)
     touched = database.written_since(table, before, run.since.xmin) if run.since and before else database.NO_ROW
+    expired, kept = past_retention(run, table, sources)
+    touched = sql.SQL("({}) OR ({})").format(touched, kept)
     return Classes(
         cut=cut,
         outside=sql.SQL("({}) IS NOT TRUE").format(applied),
         touched=touched,
+        expired=expired,
         older=sql.SQL("({}) AND ({}) IS NOT TRUE AND ({}) IS NOT TRUE").format(applied, cut, touched),
     )
 

@@ -37,7 +37,7 @@ Ask = Callable[[sql.Composed], list[tuple[Any, ...]]]
 DIGESTS_AT_ONCE = 200
 SOURCE, OFFSET = "oncebox_source", "oncebox_offset"
 EACH_ROW, NO_ROW = sql.SQL("true"), sql.SQL("false")
-OUTSIDE, TOUCHED = -1, -2  # in place of a bucket
+OUTSIDE, TOUCHED, EXPIRED = -1, -2, -3  # in place of a bucket
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,6 +106,14 @@ def written_since(table: Table, before: Sequence[SourceCut], xmin: int) -> sql.C
     )
 
 
+def at_places(places: Collection[tuple[int, int]]) -> sql.Composable:
+    """Rows that name one of these records."""
+    if not places:
+        return NO_ROW
+    pairs = sql.SQL(", ").join(sql.SQL("({}, {}::bigint)").format(*place) for place in sorted(places))
+    return sql.SQL("({}, {}) IN (VALUES {})").format(sql.Identifier(SOURCE), sql.Identifier(OFFSET), pairs)
+
+
 def guard_columns(table: Table) -> sql.Composable:
     if table.first.guard:
         return sql.SQL('{} AS source, {} AS "offset"').format(sql.Identifier(SOURCE), sql.Identifier(OFFSET))
@@ -134,6 +142,7 @@ class Scan:
     by_bucket: dict[Bucket, Checksum] = field(default_factory=dict)  # of the rows inside the cut
     outside: int = 0  # rows whose record the relay has not applied, or that name none
     touched: dict[int, tuple[int, int]] = field(default_factory=dict)  # source → how many, and the lowest offset
+    expired: int = 0  # rows that were written since the last run, of records that nobody can read any more
 
     @property
     def rows(self) -> int:
@@ -142,6 +151,8 @@ class Scan:
     def add(self, source: int, bucket: int, count: int, total: Any, xor: int, first: int) -> None:
         if bucket == OUTSIDE:
             self.outside += count
+        elif bucket == EXPIRED:
+            self.expired += count
         elif bucket == TOUCHED:
             so_far, lowest = self.touched.get(source, (0, first))
             self.touched[source] = (so_far + count, min(lowest, first))
@@ -156,6 +167,7 @@ class Classes:
     cut: sql.Composable
     outside: sql.Composable
     touched: sql.Composable
+    expired: sql.Composable
     older: sql.Composable
 
 
@@ -181,7 +193,8 @@ def scan(
     # OFFSET 0 keeps the digest from being computed once for each aggregate.
     statement = sql.SQL(
         "SELECT s, b, count(*), sum(d), bit_xor(d), min(o) FROM (SELECT {source}, {offset}, "
-        "CASE WHEN {cut} THEN {offset} / {width} WHEN {outside} THEN {o} WHEN {touched} THEN {t} END, "
+        "CASE WHEN {cut} THEN {offset} / {width} WHEN {outside} THEN {o} WHEN {touched} THEN {t} "
+        "WHEN {expired} THEN {e} END, "
         "CASE WHEN {cut} THEN {digest} END FROM {leaf} WHERE ctid >= {first}::tid AND ctid < {last}::tid OFFSET 0"
         ") AS t (s, o, b, d) WHERE b IS NOT NULL GROUP BY s, b"
     )
@@ -191,10 +204,12 @@ def scan(
         "cut": classes.cut,
         "outside": classes.outside,
         "touched": classes.touched,
+        "expired": classes.expired,
         "digest": digest_sql(table.first),
         "width": sql.Literal(width),
         "o": sql.Literal(OUTSIDE),
         "t": sql.Literal(TOUCHED),
+        "e": sql.Literal(EXPIRED),
     }
 
     def run(job: tuple[str, int, int]) -> list[tuple[Any, ...]]:
