@@ -18,7 +18,7 @@ from spark_jobs.expectation import Expectation
 from spark_jobs.findings import Suspect, TableResult
 from spark_jobs.frames import literal_frame
 from spark_jobs.older import older_rows, past_retention
-from spark_jobs.settle import COMPACTED, SUPERSEDED, Settler, one_each
+from spark_jobs.settle import COMPACTED, SUPERSEDED, TIED, UNTOLD, Settler, one_each
 from spark_jobs.snapshot import as_mapping
 from spark_jobs.sources import table_rows
 from spark_jobs.transforms import difference
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from spark_jobs.cut import Cut, SourceCut
     from spark_jobs.database import Bucket, Scan
     from spark_jobs.expectation import Sums
+    from spark_jobs.findings import Settled
     from spark_jobs.snapshot import Mark, Snapshot
     from spark_jobs.targets import Table
 
@@ -84,16 +85,9 @@ def compare_table(run: Run, table: Table) -> TableResult:
     counts.update(older.counts)
     counts.update(each.opinion for each in outside_suspects)
     suspects = _each_row_once(run, table, [*suspects, *older.suspects, *outside_suspects], counts)
-    settled = Settler(run.spark, run.kafka, run.snapshot, run.cut).settle(table, suspects)
-    if actual.expired and run.since:
-        since = f"written since run {run.since.run}"
-        notes.append(f"{table.name}: {actual.expired} rows {since} name records that are past retention: not checked")
-    compacted = sum(each.detail == COMPACTED for each in settled)
-    if compacted:
-        notes.append(f"{table.name}: {compacted} rows name records that are gone from a compacted topic: not checked")
+    settled = Settler(run.spark, run.kafka, run.snapshot, run.cut).settle(table, suspects, untold=expected.untold)
     unseen = (counts - Counter(each.suspect.opinion for each in settled)).total()
-    if unseen:  # some that were looked at may be right after all, and so may these; or not
-        notes.append(f"{table.name}: {unseen} more rows do not seem to be right, and were not looked at one by one")
+    notes += _left_out(run, table, settled, expired=actual.expired, untold=expected.untold, unseen=unseen)
     return TableResult(
         table=table.name,
         rows_expected=expected.rows,
@@ -107,6 +101,23 @@ def compare_table(run: Run, table: Table) -> TableResult:
         superseded=sum(each.detail == SUPERSEDED for each in settled),
         touched=sum(count for count, _ in actual.touched.values()),
     )
+
+
+def _left_out(
+    run: Run, table: Table, settled: Sequence[Settled], *, expired: int, untold: int, unseen: int
+) -> list[str]:
+    """What of the table was not checked, in words."""
+    details = Counter(each.detail for each in settled)
+    since = f"written since run {run.since.run}" if run.since else ""
+    told = (
+        (expired, f"rows {since} name records that are past retention: not checked"),
+        (details[COMPACTED], "rows name records that are gone from a compacted topic: not checked"),
+        (max(untold, details[UNTOLD]), "records have keys that cannot be told here: not checked"),
+        (details[TIED], "keys have records of the same time in two partitions: not checked"),
+        # Some that were looked at may be right after all, and so may these; or not.
+        (unseen, "more rows do not seem to be right, and were not looked at one by one"),
+    )
+    return [f"{table.name}: {count} {what}" for count, what in told if count]
 
 
 def compared_sources(table: Table, cut: Cut) -> tuple[SourceCut, ...]:

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from spark_jobs.columns import Kind
-from spark_jobs.encoding import sql_digest, sql_row
+from spark_jobs.encoding import NULL, sql_digest, sql_row
 from spark_jobs.queries import query
 from spark_jobs.records import row_values
 from spark_jobs.snapshot import ranges_text
@@ -363,15 +363,27 @@ PLAIN = {Kind.INTEGER, Kind.NUMERIC, Kind.UUID, Kind.BOOLEAN}
 
 
 def decode_key(target: Target, key_text: str) -> list[str] | None:
-    """The key's values as texts; None where a type's encoding is not its text."""
+    """The key's values as texts; None where a type's encoding is not its text, where one is NULL (which equals
+    nothing), and where the text is no encoding of such a key.
+    """
     rest, values = key_text.encode(), []
     for column in target.key:
-        if column.type.kind in PLAIN:
-            value, _, rest = rest.partition(b";")
-        elif column.type.kind in {Kind.TEXT, Kind.CHARACTER}:
-            size, _, rest = rest.partition(b":")
-            value, rest = rest[: int(size)], rest[int(size) :]
-        else:
+        found = _decoded(column.type.kind, rest)
+        if found is None or rest.startswith(NULL.encode()):
             return None
+        value, rest = found
         values.append(value.decode())
-    return values
+    return None if rest else values
+
+
+def _decoded(kind: Kind, text: bytes) -> tuple[bytes, bytes] | None:
+    """The first value of an encoded key, and what comes after it."""
+    if kind in PLAIN:
+        value, end, rest = text.partition(b";")
+        return (value, rest) if end else None
+    if kind not in {Kind.TEXT, Kind.CHARACTER}:
+        return None
+    size, _, rest = text.partition(b":")
+    if not size.isdigit() or len(rest) < int(size):
+        return None
+    return rest[: int(size)], rest[int(size) :]

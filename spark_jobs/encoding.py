@@ -49,6 +49,7 @@ VECTORS: tuple[tuple[str, str | None, str], ...] = (
     ("timestamp(3) with time zone[]", '["2026-01-02T03:04:05.6785Z"]', "[1:1][1767323045679000;]"),
     ("date", '"2026-01-02"', "20455;"),
     ("uuid", '"6F9619FF-8B86-D011-B42D-00C04FC964FF"', "6f9619ff-8b86-d011-b42d-00c04fc964ff;"),
+    ("uuid", '"6F9619FF8B86D011B42D00C04FC964FF"', "6f9619ff-8b86-d011-b42d-00c04fc964ff;"),
     ("jsonb", '{"b": [1, null], "a": "x"}', '26:{"a": "x", "b": [1, null]}'),
     ("bytea", '"AP+A"', "00ff80;"),
     ("integer[]", "[1, null, 3]", "[1:3][1;~3;]"),
@@ -130,7 +131,10 @@ def spark_value(column_type: ColumnType, raw: Any, unit: str | None = None) -> A
             return _counted(raw)  # already as jsonb writes it: see spark_jobs.transforms.expected
         case Kind.UUID:
             lowered = F.lower(raw)
-            return F.when(lowered.rlike("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"), F.concat(lowered, F.lit(";")))
+            is_plain = lowered.rlike("^[0-9a-f]{32}$")  # which the relay takes, too
+            dashed = F.regexp_replace(lowered, "^(.{8})(.{4})(.{4})(.{4})(.{12})$", "$1-$2-$3-$4-$5")
+            is_dashed = lowered.rlike("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+            return F.concat(F.when(is_dashed, lowered).when(is_plain, dashed), F.lit(";"))
         case Kind.BYTEA:
             binary = F.try_to_binary(raw, F.lit("base64"))
             return F.concat(F.lower(F.hex(binary)), F.lit(";"))

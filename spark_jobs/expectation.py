@@ -35,6 +35,7 @@ RECORD = {"topic": "string", "partition": "int", "key": "binary", "value": "bina
 class Sums:
     by_bucket: Mapping[Bucket, Checksum]
     deletes: int
+    untold: int  # records whose key cannot be told here; known of the newest of each key only
 
     @property
     def rows(self) -> int:
@@ -80,7 +81,8 @@ class Expectation:
             for row in rows
             if row.rows
         }
-        return Sums(by_bucket=by_bucket, deletes=sum(row.deletes for row in rows))
+        untold = sum(row.untold or 0 for row in rows)
+        return Sums(by_bucket=by_bucket, deletes=sum(row.deletes for row in rows), untold=untold)
 
 
 def _kept(frame: DataFrame) -> DataFrame:

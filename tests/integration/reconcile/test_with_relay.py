@@ -41,7 +41,7 @@ def document(number: int, version: int) -> dict[str, Any]:
         "is_it": number % 2 == 0,
         "at": f"2026-01-02T03:04:{number % 60:02d}.{version % 1000:03d}Z",
         "day": "2026-02-03",
-        "mark": str(uuid.UUID(int=number)),
+        "mark": str(uuid.UUID(int=number)) if number % 2 else uuid.UUID(int=number).hex,
         "document": {"b": [1, None, version], "aa": {"x": 1.5}, "a": "é\n"},
         "raw": "AP+A",
         "ratio": number / 7,
