@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
-from psycopg.errors import FeatureNotSupported
+from psycopg.errors import FeatureNotSupported, InsufficientPrivilege
 
 from oncebox.settings import kafka_settings
 from relay.database import connect, migrate
@@ -146,6 +146,7 @@ class Control:
                 )
         with self.connection.transaction():
             self._move(list(found.ids.values()), targets)
+            self._forget_verified()
             self._fence()
         return targets
 
@@ -167,6 +168,7 @@ class Control:
                 given = {"source": sources[place], "offset": offset}
                 self.connection.execute(query("reset_position"), self._relay | given)
             self._empty(tables)
+            self._forget_verified()
             self._fence()
         return targets
 
@@ -234,6 +236,21 @@ class Control:
         """Transaction mode: the active process starts anew, and reads the feed from its begin."""
         self.connection.execute(query("fence_relay"), self._relay)
         self.connection.execute(query("forget_feed"), self._relay)
+
+    def _forget_verified(self) -> None:
+        """What a reconciliation has found clean is written anew now, or for the first time (a rewind may go back beyond
+        the relay's start): below its mark the next run would miss no row. Without a mark it compares everything.
+        """
+        row = self.connection.execute("SELECT to_regclass('oncebox.reconciliation_verified') IS NOT NULL").fetchone()
+        if row is None or not row[0]:
+            return
+        try:
+            self.connection.execute(query("forget_verified"), self._relay)
+        except InsufficientPrivilege as error:
+            raise RelayError(
+                "the mark of the reconciliation's last run cannot be deleted, and would call lost rows clean: grant "
+                "this role DELETE and SELECT on oncebox.reconciliation_verified"
+            ) from error
 
     # --- dead letters -----------------------------------------------------------------------------------------------
 

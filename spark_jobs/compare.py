@@ -17,8 +17,8 @@ from spark_jobs.database import OFFSET, SOURCE, Checksum, Classes
 from spark_jobs.expectation import Expectation
 from spark_jobs.findings import Suspect, TableResult
 from spark_jobs.frames import literal_frame
-from spark_jobs.older import older_rows
-from spark_jobs.settle import COMPACTED, SUPERSEDED, Settler, one_each
+from spark_jobs.older import older_rows, past_retention
+from spark_jobs.settle import COMPACTED, SUPERSEDED, TIED, UNTOLD, Settler, one_each
 from spark_jobs.snapshot import as_mapping
 from spark_jobs.sources import table_rows
 from spark_jobs.transforms import difference
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from spark_jobs.cut import Cut, SourceCut
     from spark_jobs.database import Bucket, Scan
     from spark_jobs.expectation import Sums
+    from spark_jobs.findings import Settled
     from spark_jobs.snapshot import Mark, Snapshot
     from spark_jobs.targets import Table
 
@@ -84,13 +85,9 @@ def compare_table(run: Run, table: Table) -> TableResult:
     counts.update(older.counts)
     counts.update(each.opinion for each in outside_suspects)
     suspects = _each_row_once(run, table, [*suspects, *older.suspects, *outside_suspects], counts)
-    settled = Settler(run.spark, run.kafka, run.snapshot, run.cut).settle(table, suspects)
-    compacted = sum(each.detail == COMPACTED for each in settled)
-    if compacted:
-        notes.append(f"{table.name}: {compacted} rows name records that are gone from a compacted topic: not checked")
+    settled = Settler(run.spark, run.kafka, run.snapshot, run.cut).settle(table, suspects, untold=expected.untold)
     unseen = (counts - Counter(each.suspect.opinion for each in settled)).total()
-    if unseen:  # some that were looked at may be right after all, and so may these; or not
-        notes.append(f"{table.name}: {unseen} more rows do not seem to be right, and were not looked at one by one")
+    notes += _left_out(run, table, settled, expired=actual.expired, untold=expected.untold, unseen=unseen)
     return TableResult(
         table=table.name,
         rows_expected=expected.rows,
@@ -104,6 +101,23 @@ def compare_table(run: Run, table: Table) -> TableResult:
         superseded=sum(each.detail == SUPERSEDED for each in settled),
         touched=sum(count for count, _ in actual.touched.values()),
     )
+
+
+def _left_out(
+    run: Run, table: Table, settled: Sequence[Settled], *, expired: int, untold: int, unseen: int
+) -> list[str]:
+    """What of the table was not checked, in words."""
+    details = Counter(each.detail for each in settled)
+    since = f"written since run {run.since.run}" if run.since else ""
+    told = (
+        (expired, f"rows {since} name records that are past retention: not checked"),
+        (details[COMPACTED], "rows name records that are gone from a compacted topic: not checked"),
+        (max(untold, details[UNTOLD]), "records have keys that cannot be told here: not checked"),
+        (details[TIED], "keys have records of the same time in two partitions: not checked"),
+        # Some that were looked at may be right after all, and so may these; or not.
+        (unseen, "more rows do not seem to be right, and were not looked at one by one"),
+    )
+    return [f"{table.name}: {count} {what}" for count, what in told if count]
 
 
 def compared_sources(table: Table, cut: Cut) -> tuple[SourceCut, ...]:
@@ -127,11 +141,12 @@ def unguarded_obstacle(table: Table, sources: Sequence[SourceCut]) -> str | None
 
 def _classes(run: Run, table: Table, sources: Sequence[SourceCut]) -> Classes:
     """Rows inside of what is compared; rows that name a record outside of what was applied; rows that were found clean
-    before and have been written since; all others, which were applied and are not compared.
+    before and have been written since, with and without a record that can be read; all others, which were applied and
+    are not compared.
     """
     if not table.first.guard:
         none = database.NO_ROW
-        return Classes(cut=database.EACH_ROW, outside=none, touched=none, older=none)
+        return Classes(cut=database.EACH_ROW, outside=none, touched=none, expired=none, older=none)
     applied = database.in_cut(table, [replace(source, ranges=source.position.applied) for source in sources])
     before = [
         replace(source, ranges=((max(source.position.start, source.facts.log_start), source.verified),))
@@ -140,10 +155,13 @@ def _classes(run: Run, table: Table, sources: Sequence[SourceCut]) -> Classes:
     ]
     cut = database.in_cut(table, sources)
     touched = database.written_since(table, before, run.since.xmin) if run.since and before else database.NO_ROW
+    expired, kept = past_retention(run, table, sources)
+    touched = sql.SQL("({}) OR ({})").format(touched, kept)
     return Classes(
         cut=cut,
         outside=sql.SQL("({}) IS NOT TRUE").format(applied),
         touched=touched,
+        expired=expired,
         older=sql.SQL("({}) AND ({}) IS NOT TRUE AND ({}) IS NOT TRUE").format(applied, cut, touched),
     )
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from spark_jobs.targets import Table
 
 Range = tuple[int, int]  # first, next
+# Within that time a manifest follows its decision, and clocks agree.
+SETTLED_AFTER_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,10 @@ class Cut:
     replayed: Mapping[tuple[int, int], Record]  # dead letters that were applied after all, mended or not
     letters_replayed: int  # how many times that was done
     tables: tuple[Table, ...]
+    at_ms: int  # when Kafka was asked for its ends
     feed: Mapping[int, Range]  # partition of the feed → what is read of it
+    # The manifest of each commit decided since then is in there, if it has one; None: the oldest manifest has to tell.
+    feed_whole_from_ms: int | None
     feed_applied: Mapping[int, int]  # partition of the feed → the relay's own position
     compacted: frozenset[str]  # topics of which records may vanish one by one
     unpositioned: tuple[tuple[str, int, int], ...]  # topic, partition, records: no position yet
@@ -147,6 +152,21 @@ def cut_source(position: Position, facts: PartitionFacts | None, *, verified: in
         ranges=merge([each for each in ranges if each[0] < each[1]]),
         verified=verified,
     )
+
+
+def feed_ranges(
+    facts: Mapping[int, PartitionFacts], marked: Mapping[int, int], since: Mapping[int, int]
+) -> tuple[dict[int, Range], bool]:
+    """What is read of the feed, by partition, and whether retention has left all of it. `marked`: where the last run
+    has ended; `since`: where manifests begin whose decisions were too young for it (-1: there are none).
+    """
+    ranges, is_whole = {}, True
+    for partition, each in facts.items():
+        end = marked.get(partition, 0)
+        wanted = min(end, since.get(partition, end)) if since.get(partition, -1) >= 0 else end
+        ranges[partition] = (max(each.log_start, wanted), each.stable)
+        is_whole = is_whole and each.log_start <= wanted
+    return ranges, is_whole
 
 
 def merge(ranges: Sequence[Range]) -> tuple[Range, ...]:

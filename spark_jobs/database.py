@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from spark_jobs.columns import Kind
-from spark_jobs.encoding import sql_digest, sql_row
+from spark_jobs.encoding import NULL, sql_digest, sql_row
 from spark_jobs.queries import query
 from spark_jobs.records import row_values
 from spark_jobs.snapshot import ranges_text
@@ -37,7 +37,7 @@ Ask = Callable[[sql.Composed], list[tuple[Any, ...]]]
 DIGESTS_AT_ONCE = 200
 SOURCE, OFFSET = "oncebox_source", "oncebox_offset"
 EACH_ROW, NO_ROW = sql.SQL("true"), sql.SQL("false")
-OUTSIDE, TOUCHED = -1, -2  # in place of a bucket
+OUTSIDE, TOUCHED, EXPIRED = -1, -2, -3  # in place of a bucket
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,6 +106,14 @@ def written_since(table: Table, before: Sequence[SourceCut], xmin: int) -> sql.C
     )
 
 
+def at_places(places: Collection[tuple[int, int]]) -> sql.Composable:
+    """Rows that name one of these records."""
+    if not places:
+        return NO_ROW
+    pairs = sql.SQL(", ").join(sql.SQL("({}, {}::bigint)").format(*place) for place in sorted(places))
+    return sql.SQL("({}, {}) IN (VALUES {})").format(sql.Identifier(SOURCE), sql.Identifier(OFFSET), pairs)
+
+
 def guard_columns(table: Table) -> sql.Composable:
     if table.first.guard:
         return sql.SQL('{} AS source, {} AS "offset"').format(sql.Identifier(SOURCE), sql.Identifier(OFFSET))
@@ -134,6 +142,7 @@ class Scan:
     by_bucket: dict[Bucket, Checksum] = field(default_factory=dict)  # of the rows inside the cut
     outside: int = 0  # rows whose record the relay has not applied, or that name none
     touched: dict[int, tuple[int, int]] = field(default_factory=dict)  # source → how many, and the lowest offset
+    expired: int = 0  # rows that were written since the last run, of records that nobody can read any more
 
     @property
     def rows(self) -> int:
@@ -142,6 +151,8 @@ class Scan:
     def add(self, source: int, bucket: int, count: int, total: Any, xor: int, first: int) -> None:
         if bucket == OUTSIDE:
             self.outside += count
+        elif bucket == EXPIRED:
+            self.expired += count
         elif bucket == TOUCHED:
             so_far, lowest = self.touched.get(source, (0, first))
             self.touched[source] = (so_far + count, min(lowest, first))
@@ -156,6 +167,7 @@ class Classes:
     cut: sql.Composable
     outside: sql.Composable
     touched: sql.Composable
+    expired: sql.Composable
     older: sql.Composable
 
 
@@ -181,7 +193,8 @@ def scan(
     # OFFSET 0 keeps the digest from being computed once for each aggregate.
     statement = sql.SQL(
         "SELECT s, b, count(*), sum(d), bit_xor(d), min(o) FROM (SELECT {source}, {offset}, "
-        "CASE WHEN {cut} THEN {offset} / {width} WHEN {outside} THEN {o} WHEN {touched} THEN {t} END, "
+        "CASE WHEN {cut} THEN {offset} / {width} WHEN {outside} THEN {o} WHEN {touched} THEN {t} "
+        "WHEN {expired} THEN {e} END, "
         "CASE WHEN {cut} THEN {digest} END FROM {leaf} WHERE ctid >= {first}::tid AND ctid < {last}::tid OFFSET 0"
         ") AS t (s, o, b, d) WHERE b IS NOT NULL GROUP BY s, b"
     )
@@ -191,10 +204,12 @@ def scan(
         "cut": classes.cut,
         "outside": classes.outside,
         "touched": classes.touched,
+        "expired": classes.expired,
         "digest": digest_sql(table.first),
         "width": sql.Literal(width),
         "o": sql.Literal(OUTSIDE),
         "t": sql.Literal(TOUCHED),
+        "e": sql.Literal(EXPIRED),
     }
 
     def run(job: tuple[str, int, int]) -> list[tuple[Any, ...]]:
@@ -348,15 +363,27 @@ PLAIN = {Kind.INTEGER, Kind.NUMERIC, Kind.UUID, Kind.BOOLEAN}
 
 
 def decode_key(target: Target, key_text: str) -> list[str] | None:
-    """The key's values as texts; None where a type's encoding is not its text."""
+    """The key's values as texts; None where a type's encoding is not its text, where one is NULL (which equals
+    nothing), and where the text is no encoding of such a key.
+    """
     rest, values = key_text.encode(), []
     for column in target.key:
-        if column.type.kind in PLAIN:
-            value, _, rest = rest.partition(b";")
-        elif column.type.kind in {Kind.TEXT, Kind.CHARACTER}:
-            size, _, rest = rest.partition(b":")
-            value, rest = rest[: int(size)], rest[int(size) :]
-        else:
+        found = _decoded(column.type.kind, rest)
+        if found is None or rest.startswith(NULL.encode()):
             return None
+        value, rest = found
         values.append(value.decode())
-    return values
+    return None if rest else values
+
+
+def _decoded(kind: Kind, text: bytes) -> tuple[bytes, bytes] | None:
+    """The first value of an encoded key, and what comes after it."""
+    if kind in PLAIN:
+        value, end, rest = text.partition(b";")
+        return (value, rest) if end else None
+    if kind not in {Kind.TEXT, Kind.CHARACTER}:
+        return None
+    size, _, rest = text.partition(b":")
+    if not size.isdigit() or len(rest) < int(size):
+        return None
+    return rest[: int(size)], rest[int(size) :]

@@ -19,6 +19,9 @@ DIGEST_BITS = 60
 HEX_DIGITS = DIGEST_BITS // 4
 HALF_BITS = 30
 MICROSECONDS_PER_DAY = 86_400_000_000
+MICROSECOND_DIGITS = 6
+YEAR_2000 = 946_684_800_000_000  # in microseconds since 1970
+FINER_LENGTH = len("2026-01-02T03:04:05.0000000")
 MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": MICROSECONDS_PER_DAY}
 
 # type, a JSON value as it stands in a record (None: null), its encoding. Both sides are tested against these.
@@ -36,9 +39,17 @@ VECTORS: tuple[tuple[str, str | None, str], ...] = (
     ("text", '""', "0:"),
     ("character(4)", '"ab"', "2:ab"),
     ("timestamp with time zone", '"2026-01-02T03:04:05.678901+02:00"', "1767315845678901;"),
+    ("timestamp with time zone", '"2026-01-02T03:04:05.6789005Z"', "1767323045678901;"),
+    ("timestamp with time zone", '"2026-01-02T03:04:59.999999999+02:00"', "1767315900000000;"),
     ("timestamp without time zone", '"1969-12-31T23:59:59.5"', "-500000;"),
+    ("timestamp without time zone", '"2026-01-02T03:04:05.000000499Z"', "1767323045000000;"),
+    ("timestamp(3) without time zone", '"2026-01-02T03:04:05.678500Z"', "1767323045679000;"),
+    ("timestamp(3) with time zone", '"1999-12-31T23:59:59.9995Z"', "946684799999000;"),
+    ("timestamp(0) without time zone", '"1969-12-31T23:59:59.5"', "-1000000;"),
+    ("timestamp(3) with time zone[]", '["2026-01-02T03:04:05.6785Z"]', "[1:1][1767323045679000;]"),
     ("date", '"2026-01-02"', "20455;"),
     ("uuid", '"6F9619FF-8B86-D011-B42D-00C04FC964FF"', "6f9619ff-8b86-d011-b42d-00c04fc964ff;"),
+    ("uuid", '"6F9619FF8B86D011B42D00C04FC964FF"', "6f9619ff-8b86-d011-b42d-00c04fc964ff;"),
     ("jsonb", '{"b": [1, null], "a": "x"}', '26:{"a": "x", "b": [1, null]}'),
     ("bytea", '"AP+A"', "00ff80;"),
     ("integer[]", "[1, null, 3]", "[1:3][1;~3;]"),
@@ -120,14 +131,18 @@ def spark_value(column_type: ColumnType, raw: Any, unit: str | None = None) -> A
             return _counted(raw)  # already as jsonb writes it: see spark_jobs.transforms.expected
         case Kind.UUID:
             lowered = F.lower(raw)
-            return F.when(lowered.rlike("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"), F.concat(lowered, F.lit(";")))
+            is_plain = lowered.rlike("^[0-9a-f]{32}$")  # which the relay takes, too
+            dashed = F.regexp_replace(lowered, "^(.{8})(.{4})(.{4})(.{4})(.{12})$", "$1-$2-$3-$4-$5")
+            is_dashed = lowered.rlike("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+            return F.concat(F.when(is_dashed, lowered).when(is_plain, dashed), F.lit(";"))
         case Kind.BYTEA:
             binary = F.try_to_binary(raw, F.lit("base64"))
             return F.concat(F.lower(F.hex(binary)), F.lit(";"))
         case Kind.DATE:
             return F.concat(_days(raw, unit).cast("string"), F.lit(";"))
         case Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
-            return F.concat(_micros(raw, unit).cast("string"), F.lit(";"))
+            micros = _in_precision(column_type, _micros(raw, unit, is_element=column_type.is_array))
+            return F.concat(micros.cast("string"), F.lit(";"))
 
 
 def spark_column(column: Column, raw: Any) -> Any:
@@ -188,14 +203,34 @@ def _float_bits(type_name: str, method: str, value: Any, digits: int) -> Any:
     return F.when(value.isNotNull(), F.concat(text, F.lit(";")))
 
 
-def _micros(raw: Any, unit: str | None) -> Any:
+def _micros(raw: Any, unit: str | None, *, is_element: bool = False) -> Any:
     from pyspark.sql import functions as F  # noqa: N812
 
     if unit is None:
-        return F.unix_micros(_cast(raw, "timestamp"))
+        micros = F.unix_micros(_cast(raw, "timestamp"))
+        is_finer = (F.length(raw) >= FINER_LENGTH) & raw.rlike(r"\.[0-9]{7}")  # the length is cheap, and mostly enough
+        if is_element:  # PostgreSQL reads it by itself, and rounds by a rule of its own
+            return F.when(~is_finer, micros)
+        # As the relay reads a time: half up, by the seventh digit alone. Spark would cut the rest off.
+        cut_off = F.unix_micros(_cast(F.regexp_replace(raw, r"(\.[0-9]{6})[0-9]+", "$1"), "timestamp"))
+        is_up = F.regexp_extract(raw, r"\.[0-9]{6}([0-9])", 1) >= "5"
+        return F.when(is_finer, cut_off + is_up.cast("bigint")).otherwise(micros)
     if unit == "ns":
         return F.floor(_cast(raw, "decimal(20,0)") / 1000).cast("bigint")
     return _cast(raw, "bigint") * F.lit(MICROSECONDS[unit])
+
+
+def _in_precision(column_type: ColumnType, micros: Any) -> Any:
+    """Of a timestamp(3): as PostgreSQL rounds, away from the begin of 2000, from which it counts."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if column_type.precision is None or column_type.precision >= MICROSECOND_DIGITS:
+        return micros
+    step = 10 ** (MICROSECOND_DIGITS - column_type.precision)
+    since = micros - F.lit(YEAR_2000)
+    up = F.abs(since) + F.lit(step // 2)
+    distance = up - up % F.lit(step)
+    return F.when(since < 0, -distance).otherwise(distance) + F.lit(YEAR_2000)
 
 
 def _days(raw: Any, unit: str | None) -> Any:

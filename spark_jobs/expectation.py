@@ -18,7 +18,7 @@ from spark_jobs.transforms.checksums import bucket_sums, latest
 from spark_jobs.transforms.expected import expected_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -35,6 +35,7 @@ RECORD = {"topic": "string", "partition": "int", "key": "binary", "value": "bina
 class Sums:
     by_bucket: Mapping[Bucket, Checksum]
     deletes: int
+    untold: int  # records whose key cannot be told here; known of the newest of each key only
 
     @property
     def rows(self) -> int:
@@ -80,7 +81,8 @@ class Expectation:
             for row in rows
             if row.rows
         }
-        return Sums(by_bucket=by_bucket, deletes=sum(row.deletes for row in rows))
+        untold = sum(row.untold or 0 for row in rows)
+        return Sums(by_bucket=by_bucket, deletes=sum(row.deletes for row in rows), untold=untold)
 
 
 def _kept(frame: DataFrame) -> DataFrame:
@@ -94,18 +96,25 @@ def _kept(frame: DataFrame) -> DataFrame:
         spark.conf.set(COMPRESSED, before or "true")
 
 
-def expected_frame(run: Run, table: Table, sources: Sequence[SourceCut], *, with_records: bool = False) -> DataFrame:
+def expected_frame(
+    run: Run,
+    table: Table,
+    sources: Sequence[SourceCut],
+    *,
+    with_records: bool = False,
+    letters: Collection[tuple[int, int]] = (),
+) -> DataFrame:
     """Of the records inside the cut that say something of rows; dead letters count as they were replayed, if ever.
-    `with_records`: each with its record beside it.
+    `with_records`: each with its record beside it. `letters`: places of dead letters outside of it that count, too.
     """
     also = RECORD if with_records else {}
-    letters = {(each.source, each.offset) for each in run.cut.dead_letters} | run.cut.replayed.keys()
+    aside = {(each.source, each.offset) for each in run.cut.dead_letters} | run.cut.replayed.keys()
     rows: DataFrame | None = None
     for target in table.targets:
         of_target = [source for source in sources if source.position.topic == target.topic]
         parts = (
-            source_records(run.spark, run.kafka, of_target, without=letters),
-            letter_records(run.spark, of_target, run.cut.replayed),
+            source_records(run.spark, run.kafka, of_target, without=aside),
+            letter_records(run.spark, of_target, run.cut.replayed, also=letters),
         )
         for records in parts:
             if records is not None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from oncebox.wire import KafkaSettings
+    from oncebox.wire.types import TopicMetadata
 
 Facts = dict[str, dict[int, PartitionFacts]]
 POLICY = "cleanup.policy"
@@ -30,6 +31,14 @@ def read_facts(settings: KafkaSettings, topics: Collection[str]) -> Facts:
     """
     try:
         return asyncio.run(_read(settings, topics))
+    except WireError as error:
+        raise CannotCheckError(f"Kafka does not answer: {error}") from error
+
+
+def read_offsets_at(settings: KafkaSettings, topic: str, at_ms: int) -> dict[int, int]:
+    """The first offset of each partition whose record is of that time or later; -1: there is none."""
+    try:
+        return asyncio.run(_read_offsets_at(settings, topic, at_ms))
     except WireError as error:
         raise CannotCheckError(f"Kafka does not answer: {error}") from error
 
@@ -70,16 +79,32 @@ async def _read(settings: KafkaSettings, topics: Collection[str]) -> Facts:
                 continue
             if topic.error or topic.topic_id is None:
                 raise CannotCheckError(f"Kafka answers {topic.error.name} for the topic {name}: try again later")
-            by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
-            for index, partition in topic.partitions.items():
-                if partition.leader_id is None:
-                    raise CannotCheckError(f"{name}:{index} has no leader: try again when its broker is back")
-                by_leader[partition.leader_id].append(TopicPartition(name, index))
             found[name] = {}
-            for leader, partitions in by_leader.items():
+            for leader, partitions in _by_leader(name, topic).items():
                 facts = await _of_leader(wire, leader, partitions, topic.topic_id.hex)
                 found[name] |= facts
         return found
+
+
+def _by_leader(name: str, topic: TopicMetadata) -> dict[int, list[TopicPartition]]:
+    by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
+    for index, partition in topic.partitions.items():
+        if partition.leader_id is None:
+            raise CannotCheckError(f"{name}:{index} has no leader: try again when its broker is back")
+        by_leader[partition.leader_id].append(TopicPartition(name, index))
+    return by_leader
+
+
+async def _read_offsets_at(settings: KafkaSettings, name: str, at_ms: int) -> dict[int, int]:
+    found = {}
+    async with Wire(settings) as wire:
+        topic = (await wire.metadata([name])).topics[name]
+        for leader, partitions in _by_leader(name, topic).items():
+            for where, listed in (await wire.list_offsets(leader, dict.fromkeys(partitions, at_ms))).items():
+                if listed.error:
+                    raise CannotCheckError(f"Kafka answers {listed.error.name} for {where.topic}:{where.partition}")
+                found[where.partition] = listed.offset
+    return found
 
 
 async def _of_leader(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from spark_jobs.cut import SETTLED_AFTER_MS
 from spark_jobs.facts import read_facts
 from spark_jobs.findings import Finding, Kind, Sample
 from spark_jobs.sources import topic_records
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 VERSION = 1  # of the log's records; newer ones are not read on a guess
 COMMITTED, ABORTED = 1, 2
 NOT_READ = -1  # in place of an outcome: of a record that cannot be read; its cause is the version, where that is newer
-SETTLED_AFTER_MS = 60_000
 LOG_OFFSETS_MAX = 100_000
 OUTCOME = T.StructType(
     [
@@ -156,9 +155,9 @@ def check_log(run: Run, manifests: DataFrame | None, oldest_ms: int | None) -> L
         manifests = run.spark.createDataFrame([], "transactional_id string, number bigint")
     named = manifests.select("transactional_id", "number").distinct().withColumn("is_in_feed", F.lit(True))
     joined = outcomes(records).join(named, ["transactional_id", "number"], "left")
-    # Young ones may have their manifest still on its way.
-    in_feed_by_now = F.col("decided_at_ms").between(oldest_ms, time.time_ns() // 1_000_000 - SETTLED_AFTER_MS)
-    is_missing = (F.col("result") == COMMITTED) & F.col("is_in_feed").isNull() & in_feed_by_now
+    # Young ones may have their manifest still on its way, or past the end up to which the feed is read: the next run's.
+    in_feed_then = F.col("decided_at_ms").between(oldest_ms, run.cut.at_ms - SETTLED_AFTER_MS)
+    is_missing = (F.col("result") == COMMITTED) & F.col("is_in_feed").isNull() & in_feed_then
     is_wrong = (F.col("result") == ABORTED) & F.col("is_in_feed")
     wrong = joined.filter(is_missing | is_wrong | (F.col("result") == NOT_READ))
     counts = {(row.result, row.cause): row["count"] for row in wrong.groupBy("result", "cause").count().collect()}

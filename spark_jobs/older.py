@@ -15,20 +15,21 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_jobs.collect import Found, collected
 from spark_jobs.cut import merge
-from spark_jobs.database import OFFSET, SOURCE, keys_condition
+from spark_jobs.database import NO_ROW, OFFSET, SOURCE, at_places, keys_condition, written_since
 from spark_jobs.expectation import expected_frame
 from spark_jobs.sources import table_rows
 from spark_jobs.transforms import difference
 from spark_jobs.transforms.checksums import latest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from spark_jobs.compare import Run
     from spark_jobs.cut import SourceCut
     from spark_jobs.database import Classes, Scan
     from spark_jobs.targets import Table
 
+Place = tuple[int, int]  # source, offset
 # So many deleted keys are looked up one by one; with more of them all older rows are read.
 KEYS_MAX = 10_000
 
@@ -51,7 +52,9 @@ def older_rows(
             low |= {source: min(low.get(source, first), first) for source, first in lowest.items()}
     if not parts:
         return Found([], Counter())
-    expected = expected_frame(run, table, [*map(partial(since_touched, low=low), sources)])
+    # Of what is past retention there are the dead letters, which are kept in the database.
+    letters = replayed_in(run.cut.replayed, verified_and_lost(sources))
+    expected = expected_frame(run, table, [*map(partial(since_touched, low=low), sources)], letters=letters)
     expected = latest(expected) if table.first.is_keyed else expected
     found = difference.differences(
         expected, reduce(DataFrame.unionByName, parts), is_keyed=table.first.is_keyed, is_guarded=True
@@ -77,6 +80,40 @@ def _standing(
     )
     found = run.snapshot.execute(statement)
     return lambda: table_rows(run.spark, run.snapshot, table, condition), dict(found)
+
+
+def verified_and_lost(sources: Sequence[SourceCut]) -> list[SourceCut]:
+    """With what a run has found clean and retention has removed since."""
+    lost = []
+    for source in sources:
+        first, last = source.position.start, min(source.facts.log_start, source.verified) if source.facts else 0
+        if first < last:
+            lost.append(replace(source, ranges=((first, last),)))
+    return lost
+
+
+def replayed_in(replayed: Collection[Place], sources: Sequence[SourceCut]) -> set[Place]:
+    ranges = {source.position.source: source.ranges for source in sources}
+    return {
+        (number, offset)
+        for number, offset in replayed
+        if any(first <= offset < last for first, last in ranges.get(number, ()))
+    }
+
+
+def past_retention(run: Run, table: Table, sources: Sequence[SourceCut]) -> tuple[sql.Composable, sql.Composable]:
+    """Rows that were found clean and have been written since, and whose records retention has removed: those of which
+    nobody can say what they should be, and those that a replayed dead letter has made.
+    """
+    lost = verified_and_lost(sources)
+    if run.since is None or not lost:
+        return NO_ROW, NO_ROW
+    written = written_since(table, lost, run.since.xmin)
+    letters = at_places(replayed_in(run.cut.replayed, lost))
+    return (
+        sql.SQL("({}) AND NOT ({})").format(written, letters),
+        sql.SQL("({}) AND ({})").format(written, letters),
+    )
 
 
 def since_touched(source: SourceCut, low: Mapping[int, int]) -> SourceCut:

@@ -77,12 +77,17 @@ def store(settings: ReconcileSettings, result: Result, cut: Cut) -> Result:
 
 
 def feed_from(cut: Cut) -> dict[str, int]:
-    """Where the next run begins to read manifests: behind what was read, but not behind what is not applied yet."""
-    is_behind = cut.mode == "transaction" and any(source.lag for source in cut.sources)
-    return {
-        str(partition): min(last, max(first, cut.feed_applied.get(partition, first))) if is_behind else last
-        for partition, (first, last) in cut.feed.items()
-    }
+    """Where the next run begins to read manifests: behind what was read, but not behind what is not applied yet. Their
+    records are not compared with what they claim before they are.
+    """
+    if cut.mode == "transaction":
+        # Whatever the lag is: a relay may have applied all that is stable, and not what is decided.
+        return {
+            str(partition): min(last, max(first, cut.feed_applied.get(partition, first)))
+            for partition, (first, last) in cut.feed.items()
+        }
+    is_behind = any(source.lag or (source.facts and source.facts.stable < source.facts.high) for source in cut.sources)
+    return {str(partition): first if is_behind else last for partition, (first, last) in cut.feed.items()}
 
 
 def trend(settings: ReconcileSettings, result: Result) -> list[dict[str, Any]]:

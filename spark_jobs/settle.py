@@ -15,7 +15,7 @@ from spark_jobs.findings import Kind, Settled, Suspect
 from spark_jobs.frames import literal_frame
 from spark_jobs.records import Record
 from spark_jobs.snapshot import as_mapping
-from spark_jobs.sources import topic_records
+from spark_jobs.sources import letter_records, topic_records
 from spark_jobs.transforms import difference
 from spark_jobs.transforms.expected import expected_rows
 
@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from spark_jobs.targets import Table, Target
 
 Place = tuple[int, int]  # source, offset
-# So many rows that Spark calls different are put to PostgreSQL too; neighbours, so that few records are read again.
+# So many rows that Spark calls different are put to PostgreSQL too (if one of them is right, so many at a time);
+# neighbours, so that few records are read again.
 ASKED_MAX = 1_000
 SUPERSEDED, COMPACTED = "superseded", "compacted"
+TIED, UNTOLD = "tied", "untold"
+IN_DOUBT = {difference.EXTRA, difference.AHEAD, difference.MOVED}
 SIMPLE = {
     difference.MISSING: Kind.ROW_MISSING,
     difference.DIFFERS: Kind.ROW_DIFFERS,
@@ -53,15 +56,23 @@ class Settler:
         self._cut = cut
         self._sources = as_mapping(cut.sources)
 
-    def settle(self, table: Table, suspects: Sequence[Suspect]) -> list[Settled]:
+    def settle(self, table: Table, suspects: Sequence[Suspect], *, untold: int = 0) -> list[Settled]:
+        """`untold`: so many records of the table have keys that Spark cannot tell."""
         behind = {place for each in suspects if (place := _place(each)) is not None}
         committed = self.records(behind, is_committed=True)
         written = self.records(behind - committed.keys(), is_committed=False)
         right = self._right_after_all(table, suspects)
+        tied = self._tied(suspects)
+        without_key = self._without_key(table, committed)
         settled = []
         for suspect in suspects:
+            is_untold = _place(suspect) in without_key or (
+                untold > 0 and not table.first.guard and suspect.opinion == difference.EXTRA
+            )
             if suspect in right:
                 settled.append(Settled(suspect=suspect, kind=None))
+            elif suspect in tied or is_untold:
+                settled.append(Settled(suspect=suspect, kind=None, detail=TIED if suspect in tied else UNTOLD))
             elif suspect.opinion in SIMPLE:
                 settled.append(Settled(suspect=suspect, kind=SIMPLE[suspect.opinion]))
             else:
@@ -99,8 +110,16 @@ class Settler:
         """Where PostgreSQL makes of the record the very row that stands there, Spark's opinion was wrong."""
         different = [each for each in suspects if each.opinion == difference.DIFFERS]
         asked = sorted(different, key=lambda each: (each.expected_digest is not None, each.expected or (0, 0)))
-        unknown = sum(each.expected_digest is None for each in asked)
-        asked = asked[: max(unknown, ASKED_MAX)]
+        first = max(sum(each.expected_digest is None for each in asked), ASKED_MAX)
+        right = self._rows_made(table, asked[:first])
+        if any(each.expected_digest is not None for each in right):
+            # Spark makes another row of some value than the relay does: nobody is called wrong by its word alone.
+            for at in range(first, len(asked), ASKED_MAX):
+                right |= self._rows_made(table, asked[at : at + ASKED_MAX])
+        return right
+
+    def _rows_made(self, table: Table, asked: Sequence[Suspect]) -> set[Suspect]:
+        """Those that stand there as PostgreSQL makes them of their records."""
         records = self.records({each.expected for each in asked if each.expected}, is_committed=True)
         right = set()
         for target in table.targets:
@@ -113,6 +132,28 @@ class Settler:
             digests = record_digests(self._snapshot.calculated, target, rows)
             right |= {each for (each, _), digest in zip(chosen, digests, strict=True) if each.digest == digest}
         return right
+
+    def _tied(self, suspects: Sequence[Suspect]) -> set[Suspect]:
+        """Rows of keys that have records of the same time in two partitions: nobody can tell which of them is newer."""
+        moved = [each for each in suspects if _is_moved(each)]
+        records = self.records({place for each in moved for place in _both(each)}, is_committed=True)
+        tied = set()
+        for each in moved:
+            one, other = (records.get(place) for place in _both(each))
+            if one is not None and other is not None and one.timestamp_ms == other.timestamp_ms:
+                tied.add(each)
+        return tied
+
+    def _without_key(self, table: Table, committed: Mapping[Place, Record]) -> set[Place]:
+        """Of these records those whose key Spark cannot tell: they stand behind a row that nothing is expected of."""
+        found: set[Place] = set()
+        for target in table.targets if table.first.is_keyed else ():
+            of_target = {place: each for place, each in committed.items() if each.topic == target.topic}
+            frame = letter_records(self._spark, self._cut.of_topics([target.topic]), of_target, also=of_target)
+            if frame is not None:
+                rows = expected_rows(frame, target).filter(F.col("key_text").isNull())
+                found |= {(row.source, row.offset) for row in rows.select("source", "offset").collect()}
+        return found
 
     def _without_superseded(
         self, table: Table, settled: list[Settled], committed: Mapping[Place, Any], written: Mapping[Place, Any]
@@ -203,10 +244,22 @@ def _elsewhere(missing: Suspect, state: RowState) -> Suspect:
 
 def _place(suspect: Suspect) -> Place | None:
     """The record that the row says it comes from, where that is in doubt."""
-    if suspect.opinion not in {difference.EXTRA, difference.AHEAD} or suspect.found is None:
+    if suspect.opinion not in IN_DOUBT or suspect.found is None:
         return None
     source, offset = suspect.found
     return None if source is None or offset is None else (source, offset)
+
+
+def _is_moved(suspect: Suspect) -> bool:
+    """Whether the record that the row names is of another partition than the one that is expected."""
+    if len(_both(suspect)) < 2 or _both(suspect)[0][0] == _both(suspect)[1][0]:
+        return False
+    return suspect.opinion == difference.MOVED or suspect.is_delete
+
+
+def _both(suspect: Suspect) -> list[Place]:
+    places = (suspect.expected or (None, None), suspect.found or (None, None))
+    return [(source, offset) for source, offset in places if source is not None and offset is not None]
 
 
 def behind_row(suspect: Suspect, committed: Mapping[Place, Any], written: Mapping[Place, Any]) -> Settled:

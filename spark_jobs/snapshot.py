@@ -6,6 +6,7 @@ rows, so that a session that did not really join fails the run instead of compar
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import quote
@@ -13,9 +14,9 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from spark_jobs.cut import Cut, DeadLetter, Position, Range, SourceCut, cut_source
+from spark_jobs.cut import SETTLED_AFTER_MS, Cut, DeadLetter, Position, Range, SourceCut, cut_source, feed_ranges
 from spark_jobs.errors import CannotCheckError, ReconcileError
-from spark_jobs.facts import Facts, read_compacted, read_facts
+from spark_jobs.facts import Facts, read_compacted, read_facts, read_offsets_at
 from spark_jobs.queries import query
 from spark_jobs.records import Record
 from spark_jobs.targets import GUARD_COLUMNS, Table, by_table, config_hash, read_target
@@ -157,6 +158,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
     targets = [read_target(*row) for row in mappings]
     hashed = config_hash([(row[0], row[1], row[2], row[3]) for row in mappings])
     topics = sorted({position.topic for position in positions} | {target.topic for target in targets})
+    at_ms = time.time_ns() // 1_000_000
     facts = read_facts(kafka, [feed_topic, *topics])
     compacted, silent = read_compacted(kafka, [topic for topic in topics if topic in facts])
     marks = [] if is_full else _verified(snapshot, name, hashed)
@@ -169,11 +171,10 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
         )
         for position in positions
     )
-    feed_from = {int(partition): offset for partition, offset in (marks[0][2] if marks else {}).items()}
-    feed = {
-        partition: (max(each.log_start, feed_from.get(partition, 0)), each.stable)
-        for partition, each in facts.get(feed_topic, {}).items()
-    }
+    # A mark below which there is nothing is none: the run is a full one then, and so is its look at the feed.
+    mark = marks[0] if any(verified.values()) else None
+    feed_from = {int(partition): offset for partition, offset in mark[2].items()} if mark else {}
+    feed, feed_whole_from_ms = _feed(kafka, feed_topic, facts.get(feed_topic, {}), feed_from, mark[5] if mark else None)
     letters, replayed, notes = _letters(snapshot, name)
     ((_, letters_replayed),) = snapshot.rows("letters_counted", relay=name)
     tables, more = existing_tables(snapshot, by_table(targets))
@@ -195,13 +196,35 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
         replayed=replayed,
         letters_replayed=letters_replayed,
         tables=tuple(tables),
+        at_ms=at_ms,
         feed=feed,
+        feed_whole_from_ms=feed_whole_from_ms,
         feed_applied=dict(snapshot.rows("feed_positions", relay=name)),
         compacted=compacted | frozenset(silent),
         unpositioned=_unpositioned(topics, sources, facts),
         notes=(*notes, *unread),
         told=tuple(told),
     )
+
+
+def _feed(
+    kafka: KafkaSettings,
+    topic: str,
+    facts: Mapping[int, PartitionFacts],
+    marked: Mapping[int, int],
+    marked_at_ms: int | None,
+) -> tuple[dict[int, Range], int | None]:
+    """What is read of the feed, and since when all decisions are in it. The run that left the mark has compared with
+    the log what was settled when it began; manifests of what was decided after that may stand before the mark.
+    """
+    if marked_at_ms is None or not facts:
+        feed, is_whole = feed_ranges(facts, marked, {})
+        return feed, 0 if is_whole else None
+    settled_ms = marked_at_ms - SETTLED_AFTER_MS
+    feed, is_whole = feed_ranges(facts, marked, read_offsets_at(kafka, topic, settled_ms - SETTLED_AFTER_MS))
+    if all(first == 0 for first, _ in feed.values()):
+        return feed, 0
+    return feed, settled_ms if is_whole else None
 
 
 def read_positions(snapshot: Snapshot, relay: str) -> list[Position]:
@@ -262,13 +285,13 @@ class Mark(NamedTuple):
 
     run: int
     xmin: int  # rows written by this transaction or a later one may be new
-    finished_at_ms: int
+    started_at_ms: int
 
 
 def read_mark(snapshot: Snapshot, cut: Cut) -> Mark | None:
     """None: nothing was verified."""
     rows = _verified(snapshot, cut.relay, cut.config_hash)
-    return Mark(run=rows[0][4], xmin=rows[0][3], finished_at_ms=rows[0][5]) if rows else None
+    return Mark(run=rows[0][4], xmin=rows[0][3], started_at_ms=rows[0][5]) if rows else None
 
 
 def _need_tables(snapshot: Snapshot) -> None:

@@ -141,13 +141,16 @@ def letter_records(
     spark: SparkSession,
     sources: Sequence[SourceCut],
     letters: Mapping[tuple[int, int], Record],
+    *,
+    also: Collection[tuple[int, int]] = (),
 ) -> DataFrame | None:
-    """Dead letters inside the cut that were applied after all, as records."""
+    """Dead letters inside the cut, or at one of `also`, that were applied after all, as records."""
     by_number = {source.position.source: source for source in sources}
     rows = [
         (number, offset, each.topic, each.partition, each.timestamp_ms, each.key, each.value)
         for (number, offset), each in letters.items()
-        if number in by_number and any(first <= offset < last for first, last in by_number[number].ranges)
+        if number in by_number
+        and ((number, offset) in also or any(first <= offset < last for first, last in by_number[number].ranges))
     ]
     if not rows:
         return None

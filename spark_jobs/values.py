@@ -29,7 +29,8 @@ def text_sql(column: Column, text: sql.Composable) -> sql.Composable:
     if column.type.is_array:
         return sql.SQL("{}::text[]::{}").format(text, kind)
     if column.unit is not None:
-        return _time_sql(column.type.kind, text, column.unit)
+        # With the type's own precision, which the relay's staging table has too.
+        return sql.SQL("{}::{}").format(_time_sql(column.type.kind, text, column.unit), kind)
     if column.type.kind is Kind.TIMESTAMP:  # by itself it would ignore the zone that a text names
         return sql.SQL("({}::timestamptz AT TIME ZONE 'UTC')::{}").format(text, kind)
     return sql.SQL("{}::{}").format(text, kind)

@@ -9,7 +9,6 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_jobs.cut import width_of
 from spark_jobs.findings import Finding, Kind, Sample, Settled
-from spark_jobs.log_state import SETTLED_AFTER_MS
 from spark_jobs.manifests import VERSION
 from spark_jobs.sources import feed_manifests, source_records
 from spark_jobs.transforms import transactions
@@ -37,19 +36,12 @@ class Transactions:
         self._runs = None if self.manifests is None else transactions.runs(self.manifests)
         self.count = 0
         self.unchecked = ""
-        self.oldest_ms = self._oldest_ms()
+        self.oldest_ms = run.cut.feed_whole_from_ms
         self.told: list[str] = []
 
     def close(self) -> None:
         if self.manifests is not None:
             self.manifests.unpersist()
-
-    def _oldest_ms(self) -> int | None:
-        """All commits decided since then are among the manifests; None: the oldest manifest has to tell."""
-        if all(first == 0 for first, _ in self._run.cut.feed.values()):
-            return 0
-        # The mark's run has read the feed to an end that was before its own; clocks may differ a little.
-        return None if self._run.since is None else self._run.since.finished_at_ms + SETTLED_AFTER_MS
 
     def check(self) -> list[Finding]:
         if self.manifests is None or self._runs is None:

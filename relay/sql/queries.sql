@@ -301,6 +301,10 @@ UPDATE oncebox.relay SET fence = fence + 1, owner = NULL WHERE relay = %(relay)s
 -- name: forget_feed
 DELETE FROM oncebox.feed_position WHERE relay = %(relay)s;
 
+-- name: forget_verified
+-- Of the reconciliation's, if it has ever run.
+DELETE FROM oncebox.reconciliation_verified WHERE relay = %(relay)s;
+
 -- name: forget_topics
 -- Positions of other incarnations, letters that nobody can replay any more, and those of which all is read again. (A
 -- transaction that wrote other topics too stays parked: its letters have all of it.)

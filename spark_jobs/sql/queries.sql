@@ -29,7 +29,7 @@ SELECT partition, next_offset FROM oncebox.feed_position WHERE relay = %(relay)s
 -- name: verified
 -- By the last run that left a mark: it has marked every source that there was.
 SELECT v.source, v.next_offset, v.feed_positions, v.snapshot_xmin, v.run,
-    (extract(epoch FROM r.finished_at) * 1000)::bigint
+    (extract(epoch FROM r.started_at) * 1000)::bigint
 FROM oncebox.reconciliation_verified AS v JOIN oncebox.reconciliation_runs AS r USING (run)
 WHERE v.relay = %(relay)s AND v.config_hash = %(config_hash)s AND v.system_identifier = %(system_identifier)s
     AND v.run = (SELECT max(run) FROM oncebox.reconciliation_verified WHERE relay = %(relay)s);

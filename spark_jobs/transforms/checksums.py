@@ -20,8 +20,11 @@ def bucket_of(width: int) -> Column:
 
 
 def bucket_sums(rows: DataFrame, width: int, *, is_guarded: bool) -> DataFrame:
-    """`rows` that say something, as expected_rows() makes them. The sum is in two halves: as one it would overflow."""
-    digest = F.when(~F.col("is_delete"), F.coalesce(F.col("digest"), F.lit(0)))
+    """`rows` that say something, as expected_rows() or latest() makes them. The sum is in two halves: as one it would
+    overflow.
+    """
+    untold = F.col("untold") if "untold" in rows.columns else F.lit(None).cast("bigint")
+    digest = F.when(~F.col("is_delete") & untold.isNull(), F.coalesce(F.col("digest"), F.lit(0)))
     source, bucket = (F.col("source"), bucket_of(width)) if is_guarded else (F.lit(0), F.lit(0).cast("bigint"))
     return (
         rows.groupBy(source.alias("source"), bucket.alias("bucket"))
@@ -30,27 +33,32 @@ def bucket_sums(rows: DataFrame, width: int, *, is_guarded: bool) -> DataFrame:
             F.sum(F.shiftright(digest, HALF_BITS)).alias("sum_high"),
             F.sum(digest.bitwiseAND(F.lit((1 << HALF_BITS) - 1))).alias("sum_low"),
             F.bit_xor(digest).alias("xor"),
-            F.count_if(F.col("is_delete")).alias("deletes"),
+            F.count_if(F.col("is_delete") & untold.isNull()).alias("deletes"),
+            F.sum(untold).alias("untold"),
         )
-        .select("source", "bucket", "rows", "sum_high", "sum_low", "xor", "deletes")
+        .select("source", "bucket", "rows", "sum_high", "sum_low", "xor", "deletes", "untold")
     )
 
 
 def latest_of_source(rows: DataFrame, also: Sequence[str] = ()) -> DataFrame:
-    """The last record of each key in each source, as the struct `of_source`."""
+    """The last record of each key in each source, as the struct `of_source`; and how many `records` it has there."""
     newest = F.max_by(F.struct("offset", "timestamp", "digest", "is_delete", *also), F.col("offset"))
-    return rows.groupBy("key_text", "source").agg(newest.alias("of_source"))
+    return rows.groupBy("key_text", "source").agg(newest.alias("of_source"), F.count(F.lit(1)).alias("records"))
 
 
 def latest(rows: DataFrame) -> DataFrame:
     """The last record of each key. Within a source the highest offset counts; a key that moved to another partition
-    (partitions were added) is where its newest record is.
+    (partitions were added) is where its newest record is. Of two of the same time nobody can tell; a delete is taken
+    then, so that what is left is a row with a record of its own, which tells of the tie.
+
+    Records whose key cannot be told have one row for all of them, without a key and with their number as `untold`.
     """
     by_source = latest_of_source(rows)
-    chosen = F.max_by(F.struct("source", "of_source"), F.col("of_source.timestamp"))
+    order = F.struct("of_source.timestamp", "of_source.is_delete", "source")
+    chosen = F.max_by(F.struct("source", "of_source"), order)
     return (
         by_source.groupBy("key_text")
-        .agg(chosen.alias("chosen"))
+        .agg(chosen.alias("chosen"), F.sum("records").alias("records"))
         .select(
             "key_text",
             F.col("chosen.source").alias("source"),
@@ -58,5 +66,6 @@ def latest(rows: DataFrame) -> DataFrame:
             F.col("chosen.of_source.timestamp").alias("timestamp"),
             F.col("chosen.of_source.digest").alias("digest"),
             F.col("chosen.of_source.is_delete").alias("is_delete"),
+            F.when(F.col("key_text").isNull(), F.col("records")).alias("untold"),
         )
     )

@@ -66,7 +66,9 @@ def by_place(expected: DataFrame, actual: DataFrame) -> DataFrame:
 
 
 def differences(expected: DataFrame, actual: DataFrame, *, is_keyed: bool, is_guarded: bool) -> DataFrame:
-    """One row per row that is not as it should be: `e_` is what is expected, `a_` what is there."""
+    """One row per row that is not as it should be: `e_` is what is expected, `a_` what is there. Records whose key
+    cannot be told are left out.
+    """
     identity = ["key_text"] if is_keyed or not is_guarded else ["source", "offset"]
     wanted = expected.select(
         *(F.col(name).alias(f"i_{name}") for name in identity),
@@ -85,6 +87,7 @@ def differences(expected: DataFrame, actual: DataFrame, *, is_keyed: bool, is_gu
         F.sum(F.col("digest").cast("decimal(38,0)")).alias("a_sum"),
     )
     keys = [f"i_{name}" for name in identity]
+    wanted = wanted.filter(F.col("e_key").isNotNull()) if is_keyed else wanted
     joined = wanted.join(found, keys, "full_outer")
     is_expected = F.col("e_delete").isNotNull() & ~F.coalesce(F.col("e_delete"), F.lit(False))
     is_there = F.col("copies").isNotNull()

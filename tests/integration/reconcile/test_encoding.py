@@ -14,11 +14,14 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from psycopg import sql
 
 from spark_jobs.columns import Column, parse_type
 from spark_jobs.encoding import VECTORS, sql_column, sql_digest
+from spark_jobs.records import Number
 from spark_jobs.targets import Target
 from spark_jobs.transforms.expected import expected_rows
+from spark_jobs.values import value_sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,22 +104,19 @@ def by_spark(spark: Any, columns: tuple[Column, ...], values: Sequence[str]) -> 
 
 @pytest.fixture(scope="module")
 def connection(postgres):
-    with psycopg.connect(postgres.dsn, autocommit=True) as opened:
+    with psycopg.connect(postgres.dsn, autocommit=True, options="-c timezone=UTC") as opened:
         yield opened
 
 
 def test_the_published_vectors_in_sql(connection: psycopg.Connection[Any]):
     for type_name, value, text in VECTORS:
-        raw = json.loads(value) if value and value.startswith('"') else value
-        if type_name.endswith("[]") and raw is not None:
-            raw = "{" + raw.strip("[]") + "}"
-        if type_name == "bytea":
-            raw = "\\x" + base64.b64decode(str(raw)).hex()
-        column_type = columns_of([type_name])[0].type
+        (column,) = columns_of([type_name])
+        raw = json.loads(value or "null", parse_float=Number, parse_int=Number)
+        statement = sql.SQL("SELECT {} FROM (SELECT {} AS v) AS t")
         found = connection.execute(
-            f"SELECT {sql_column(column_type, 'v')} FROM (SELECT CAST(%s AS {type_name}) AS v) AS t", [raw]
+            statement.format(sql.SQL(sql_column(column.type, "v")), value_sql(column, raw))
         ).fetchone()
-        assert found == (text,), type_name
+        assert found == (text,), (type_name, value)
 
 
 def test_the_published_vectors_in_spark(spark: Any):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from spark_jobs import older, size
 from spark_jobs.findings import Kind
 from spark_jobs.jobs.reconcile import run
+from tests.support.reconcile import RELAY
 
 if TYPE_CHECKING:
     import pytest
@@ -80,3 +85,44 @@ def test_a_delete_of_an_older_row_that_took_no_effect(world: World, spark: Any, 
     world.run("DELETE FROM accounts WHERE id IN (5, 6)")
     right = go()
     assert (right.kind, right.exit_code, right.findings) == ("incremental", 0, ())
+
+
+def test_a_row_written_since_whose_record_is_past_retention(world: World, spark: Any):
+    def go() -> Any:
+        return run(world.settings(), lambda _: None, session=spark)[0]
+
+    world.transfer(*range(1, 21))
+    world.apply()
+    assert go().exit_code == 0
+    world.transfer(30)
+    world.apply()
+    lose_records(world, 4)
+    quiet = go()
+    assert (quiet.kind, quiet.exit_code, quiet.unchecked) == ("incremental", 0, ())  # all of it was checked before
+    (one, other) = world.run("SELECT id, oncebox_source, oncebox_offset FROM accounts ORDER BY oncebox_offset LIMIT 2")
+    world.run("UPDATE accounts SET balance = -1 WHERE id = %s", [one[0]])
+    changed = go()
+    assert (changed.findings, changed.exit_code) == ((), 2)
+    since = f"rows written since run {quiet.run} name records that are past retention: not checked"
+    assert changed.unchecked == (f"public.accounts: 1 {since}",)
+    # A dead letter that was replayed is still there to compare with.
+    account = {"id": other[0], "name": "mended", "balance": 7, "changed": "2026-01-02T03:04:05Z"}
+    world.run(
+        "UPDATE accounts SET name = 'mended', balance = 7, changed = '2026-01-02T03:04:05Z' WHERE id = %s", [other[0]]
+    )
+    world.run(
+        "INSERT INTO oncebox.dead_letter (relay, unit, state, source, record_offset, key, value, error, record_at) "
+        "VALUES (%s, 1, 'replayed', %s, %s, %s, %s, '', now())",
+        [RELAY, other[1], other[2], str(other[0]).encode(), json.dumps(account).encode()],
+    )
+    assert go().unchecked == changed.unchecked
+    world.run("UPDATE accounts SET name = 'by hand' WHERE id = %s", [other[0]])
+    assert [(finding.kind, finding.count) for finding in go().findings] == [(Kind.ROW_DIFFERS, 1)]
+
+
+def lose_records(world: World, before: int) -> None:
+    """As retention would, of each partition of the accounts."""
+    admin = AdminClient({"bootstrap.servers": world.servers})
+    places = [TopicPartition(world.topics["accounts"], partition, before) for partition in range(world.partitions)]
+    for each in admin.delete_records(places).values():
+        each.result(30)

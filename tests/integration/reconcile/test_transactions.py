@@ -17,11 +17,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from oncebox.v1 import log_pb2, manifest_pb2, transaction_pb2
-from spark_jobs import facts
+from spark_jobs import facts, log_state, snapshot
 from spark_jobs.errors import CannotCheckError
 from spark_jobs.findings import Kind
 from spark_jobs.hanging import find_hanging
 from spark_jobs.jobs.audit import audit
+from spark_jobs.jobs.reconcile import run
 from spark_jobs.log_state import LogCheck, check_log
 from spark_jobs.whole import Transactions
 from tests.support.coordinator import manifests
@@ -118,6 +119,12 @@ class Forger:
         key = log_pb2.LogKey(transactional_id=name).SerializeToString()
         self._write(self.log, log_pb2.LogValue(version=version, id=state).SerializeToString(), key)
 
+    def decided(self, name: str, number: int, *, at_ms: int) -> None:
+        state = log_pb2.IdState()
+        state.outcomes.add(number=number, result=transaction_pb2.COMMITTED, decided_at_ms=at_ms)
+        key = log_pb2.LogKey(transactional_id=name).SerializeToString()
+        self._write(self.log, log_pb2.LogValue(version=1, id=state).SerializeToString(), key)
+
     def manifest(self, *, version: int = 1, **fields: Any) -> None:
         manifest = manifest_pb2.Manifest(part_count=1, decided_at_ms=fields.get("number", 1), **fields)
         self._write(self.feed, manifest_pb2.FeedRecord(version=version, manifest=manifest).SerializeToString(), None)
@@ -155,6 +162,37 @@ def test_the_log_against_the_feed(world: World, check: Callable[..., Result], be
     admin = AdminClient({"bootstrap.servers": world.servers})
     admin.delete_records([end])[TopicPartition(forger.feed, 0)].result(60)
     assert "is past retention: the log is not compared" in compared(forger.log).unchecked
+
+
+def test_no_decision_is_between_two_runs(world: World, spark: Any, monkeypatch: pytest.MonkeyPatch):
+    """Too young for one run: the next one compares it, with its manifest, which the first one has read."""
+    for module in (snapshot, log_state):
+        monkeypatch.setattr(module, "SETTLED_AFTER_MS", 5_000)
+    forger = Forger(world.servers)
+    for number in range(5):
+        forger.manifest(transactional_id="old", number=number)
+    time.sleep(11)  # so that a later run has no need of them
+    world.run("UPDATE oncebox.relay SET mode = 'partition'")
+    given = world.settings(feed_topic=forger.feed, log_topic=forger.log)
+    # Nothing is verified yet: that leaves a mark below which there is nothing.
+    assert run_once(given, spark).exit_code == 0
+    world.transfer(1)
+    world.apply()
+    forger.manifest(transactional_id="young", number=1)
+    forger.decided("young", 1, at_ms=time.time_ns() // 1_000_000)
+    first = run_once(given, spark)
+    assert (first.kind, first.exit_code, first.feed["0"][0]) == ("full", 0, 0)
+    forger.decided("lost", 1, at_ms=first.started_at_ms)
+    time.sleep(max(5 + first.started_at_ms / 1000 - time.time(), 0) + 1)
+    second = run_once(given, spark)
+    assert (second.kind, second.feed["0"][0]) == ("incremental", 5)
+    (finding,) = second.findings
+    assert (finding.kind, finding.count) == (Kind.LOG_DIFFERS, 1)
+    assert "lost number 1: committed in the log, not in the feed" in finding.samples[0].detail
+
+
+def run_once(settings: Any, spark: Any) -> Result:
+    return run(settings, lambda _: None, session=spark)[0]
 
 
 def test_a_feed_of_a_newer_version(world: World, check: Callable[..., Result], spark: Any):

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 KINDS = (
     "id text PRIMARY KEY, whole bigint, part numeric(20,4), text text, is_it boolean, at timestamptz, day date, "
-    "mark uuid, document jsonb, raw bytea, ratio double precision, list integer[], words text[], free numeric"
+    "mark uuid, document jsonb, raw bytea, ratio double precision, list integer[], words text[], free numeric, "
+    "fine timestamptz, coarse timestamp(3), counted timestamptz(2)"
 )
 
 # Columns that come from elsewhere than the value.
@@ -40,13 +41,17 @@ def document(number: int, version: int) -> dict[str, Any]:
         "is_it": number % 2 == 0,
         "at": f"2026-01-02T03:04:{number % 60:02d}.{version % 1000:03d}Z",
         "day": "2026-02-03",
-        "mark": str(uuid.UUID(int=number)),
+        "mark": str(uuid.UUID(int=number)) if number % 2 else uuid.UUID(int=number).hex,
         "document": {"b": [1, None, version], "aa": {"x": 1.5}, "a": "é\n"},
         "raw": "AP+A",
         "ratio": number / 7,
         "list": [number, None, version],
         "words": ["a,b", "{}", ""],
         "free": 12345678901234567890,
+        # Finer than a column can hold: one digit that halves, and nine.
+        "fine": f"2026-01-02T03:04:59.{version % 1000:03d}{'0005' if number % 2 else '999999'}Z",
+        "coarse": f"1999-12-31T23:59:{number % 60:02d}.{version % 1000:03d}5Z",
+        "counted": 1_767_323_045_000 + version * 5,
     }
 
 
@@ -87,7 +92,12 @@ def test_clean_while_all_run_and_mended_behind_its_back(
     relays.run("CREATE TABLE public.bare (id text PRIMARY KEY, version bigint)")
     relays.run(f"CREATE TABLE public.events ({ORIGINS}, {GUARD})")
     sections: list[dict[str, Any]] = [
-        {"topic": topic, "table": "public.things", "key": ["id"]},
+        {
+            "topic": topic,
+            "table": "public.things",
+            "key": ["id"],
+            "columns": {**{name: {} for name in document(1, 1)}, "counted": {"unit": "ms"}},
+        },
         {"topic": other, "table": "public.bare", "key": ["id"], "guard": False},
         {
             "topic": events,

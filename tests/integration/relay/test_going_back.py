@@ -19,6 +19,7 @@ from relay.config import RelaySettings
 from relay.control import Control
 from relay.kafka import EARLIEST
 from relay.types import RelayError
+from spark_jobs.queries import schema as reconciliation_schema
 from tests.support.relay import GUARD, Relays
 
 if TYPE_CHECKING:
@@ -236,3 +237,43 @@ def test_a_rewind_to_a_time(kafka: LocalKafka, new_topic: TopicFactory, relays: 
         assert asked.rewind(topic, to=noon.replace(hour=13)) == {(topic, 0): 10}
     relays.start()
     relays.wait_for("SELECT count(*), min(id) FROM orders", [(20, 10)])
+
+
+@pytest.mark.parametrize("how", ["rewind", "rebuild"])
+def test_what_was_found_clean_before_is_compared_again(
+    kafka: LocalKafka, new_topic: TopicFactory, relays: Relays, how: str
+) -> None:
+    """A mark of the reconciliation says that no row below it is missing."""
+    topic = new_topic()
+    relays.run(ORDERS)
+    relays.configure([{"topic": topic, "table": "orders", "key": ["id"]}])
+    send(kafka, topic, range(10), 1)
+    running = relays.start()
+    relays.wait_for("SELECT count(*) FROM orders", [(10,)])
+    running.stop()
+
+    def go_back() -> None:
+        with control(relays) as asked:
+            if how == "rebuild":
+                asked.rebuild(topic)
+            else:
+                asked.rewind(topic, to=EARLIEST)
+
+    go_back()  # no reconciliation has ever run
+    relays.run(reconciliation_schema())
+    for name in ("other", relays.rows("SELECT relay FROM oncebox.relay")[0][0]):
+        relays.rows(
+            "INSERT INTO oncebox.reconciliation_runs (relay, kind, verdict, started_at, rows_checked, findings, lag, "
+            "snapshot_xmin, lsn, config_hash, result) "
+            "VALUES (%s, 'full', 'clean', now(), 10, 0, 0, 1, '0/0', '', '{}') "
+            "RETURNING run",
+            name,
+        )
+        relays.rows(
+            "INSERT INTO oncebox.reconciliation_verified (relay, source, next_offset, snapshot_xmin, "
+            "system_identifier, config_hash, run) "
+            "SELECT %s, 1, 10, 1, 1, '', max(run) FROM oncebox.reconciliation_runs RETURNING run",
+            name,
+        )
+    go_back()
+    assert relays.rows("SELECT relay FROM oncebox.reconciliation_verified") == [("other",)]

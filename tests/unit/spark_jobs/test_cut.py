@@ -4,7 +4,17 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.cut import Cut, OpenTransaction, PartitionFacts, Position, SourceCut, cut_source, merge, width_of
+from spark_jobs.cut import (
+    Cut,
+    OpenTransaction,
+    PartitionFacts,
+    Position,
+    SourceCut,
+    cut_source,
+    feed_ranges,
+    merge,
+    width_of,
+)
 from spark_jobs.hanging import Owner, told
 from spark_jobs.publish import feed_from
 from spark_jobs.snapshot import feed_gaps
@@ -24,7 +34,8 @@ def cut(*sources: SourceCut, **more: Any) -> Cut:
     given: dict[str, Any] = {
         "relay": "r", "mode": "transaction", "snapshot_text": "", "xmin": 1, "system": 1, "lsn": "0/1",
         "config_hash": "", "dead_letters": (), "replayed": {}, "letters_replayed": 0, "tables": (), "feed": {},
-        "feed_applied": {}, "compacted": frozenset(), "unpositioned": (), "notes": (), "told": (),
+        "at_ms": 1, "feed_whole_from_ms": 0, "feed_applied": {},
+        "compacted": frozenset(), "unpositioned": (), "notes": (), "told": (),
     }  # fmt: skip
     return Cut(sources=sources, **(given | more))
 
@@ -77,10 +88,27 @@ def test_buckets_are_as_wide_as_they_must_be():
 def test_the_feed_goes_on_behind_what_is_applied():
     behind, level = (cut_source(position(next=each), facts(stable=100), verified=0) for each in (60, 100))
     feed = {0: (10, 90), 1: (20, 80)}
-    assert feed_from(cut(level, feed=feed)) == {"0": 90, "1": 80}
+    assert feed_from(cut(level, feed=feed, feed_applied={0: 90, 1: 95})) == {"0": 90, "1": 80}
+    # Nothing stable is left to apply, and yet the relay has not come to the end of the feed.
+    assert feed_from(cut(level, feed=feed, feed_applied={0: 70, 1: 95})) == {"0": 70, "1": 80}
     assert feed_from(cut(behind, feed=feed, feed_applied={0: 70, 1: 95})) == {"0": 70, "1": 80}
     assert feed_from(cut(behind, feed=feed)) == {"0": 10, "1": 20}
-    assert feed_from(cut(behind, feed=feed, mode="partition")) == {"0": 90, "1": 80}
+    open_one = cut_source(position(), facts(stable=100, high=101), verified=0)
+    done = cut_source(position(), facts(stable=100, high=100), verified=0)
+    assert feed_from(cut(done, feed=feed, mode="partition")) == {"0": 90, "1": 80}
+    for each in (behind, open_one):
+        assert feed_from(cut(done, each, feed=feed, mode="partition")) == {"0": 10, "1": 20}
+
+
+def test_the_feed_is_read_from_what_was_too_young_for_the_last_run():
+    there = {0: facts(stable=90), 1: facts(stable=80)}
+    assert feed_ranges(there, {}, {}) == ({0: (0, 90), 1: (0, 80)}, True)
+    assert feed_ranges(there, {0: 50, 1: 60}, {0: 40, 1: -1}) == ({0: (40, 90), 1: (60, 80)}, True)
+    assert feed_ranges(there, {0: 50}, {0: 70, 1: 5}) == ({0: (50, 90), 1: (0, 80)}, True)
+    lost = {0: facts(log_start=45, stable=90)}
+    assert feed_ranges(lost, {0: 50}, {0: 40}) == ({0: (45, 90)}, False)
+    assert feed_ranges(lost, {0: 50}, {0: 45}) == ({0: (45, 90)}, True)
+    assert feed_ranges(lost, {}, {}) == ({0: (45, 90)}, False)
 
 
 def test_what_retention_took_from_the_feed_is_told():

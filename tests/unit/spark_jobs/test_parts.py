@@ -93,6 +93,9 @@ def test_tables_that_cannot_be_compared_at_all():
 def test_keys_are_read_back_from_their_encoding():
     target = read_target("t", "public", "t", mapping([("a", "text"), ("b", "bigint"), ("c", "text")], ["a", "b", "c"]))
     assert decode_key(target, "4:é;:-7;0:") == ["é;:", "-7", ""]
+    # A NULL is found by the encoding itself; what is none of such a key is found by nothing.
+    for text in ("~-7;0:", "4:é;:~0:", "4:é;:-7;~", "", "4:é;:", "4:é;:-7", "9:é;:-7;0:", "x:a-7;0:", "4:é;:-7;0:1;"):
+        assert decode_key(target, text) is None
 
 
 def test_a_checksum_sees_what_xor_alone_does_not():

@@ -1,9 +1,12 @@
 """One suspect per row, what its record makes of it, and when it is right after all."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spark_jobs import settle
 from spark_jobs.alarm import is_right_now
 from spark_jobs.collect import shares
 from spark_jobs.compare import compared_sources, unguarded_obstacle
@@ -14,7 +17,7 @@ from spark_jobs.older import since_touched
 from spark_jobs.settle import behind_row, one_each
 from spark_jobs.transforms import difference
 from tests.unit.spark_jobs.test_cut import cut, facts, position
-from tests.unit.spark_jobs.test_values import table
+from tests.unit.spark_jobs.test_values import record, table
 
 
 def suspect(opinion: str, **more: Any) -> Suspect:
@@ -125,3 +128,27 @@ def test_what_is_right_at_a_second_look(each, state, is_right):
 )
 def test_of_each_opinion_some_are_looked_at(counts, room, expected):
     assert shares(counts, room) == expected
+
+
+@pytest.mark.parametrize(("right", "asked"), [(set(), 4), ({3}, 10)])
+def test_where_one_is_right_after_all_the_others_are_asked_for_too(right, asked, monkeypatch: pytest.MonkeyPatch):
+    """`right`: offsets of rows that PostgreSQL makes as they stand there, though Spark does not."""
+    put: list[int] = []
+
+    def digests(_: Any, __: Any, records: Any) -> list[int]:
+        put.extend(record.offset for _, record in records)
+        return [7 if record.offset in right else 8 for _, record in records]
+
+    monkeypatch.setattr(settle, "ASKED_MAX", 4)
+    monkeypatch.setattr(settle, "record_digests", digests)
+    settler = settle.Settler(None, None, SimpleNamespace(calculated=None), cut())  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        settler, "records", lambda places, **_: {each: replace(record(b"{}"), offset=each[1]) for each in places}
+    )
+    suspects = [
+        suspect(difference.DIFFERS, key_text=f"{at};", expected=(1, at), found=(1, at), digest=7, expected_digest=9)
+        for at in range(10)
+    ]
+    settled = settler.settle(table(), suspects)
+    assert sorted(put) == list(range(asked))
+    assert {each.suspect.expected[1] for each in settled if each.kind is None and each.suspect.expected} == right

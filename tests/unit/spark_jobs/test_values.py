@@ -1,14 +1,16 @@
 """A record's row by its columns' origins, and what a repair makes of a suspect."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
 from spark_jobs.database import record_digests
 from spark_jobs.findings import Kind, Settled, Suspect
 from spark_jobs.jobs.repair import action_for
-from spark_jobs.records import Record, from_json, row_values, to_json
+from spark_jobs.records import Record, from_json, row_values, to_json, value_text
 from spark_jobs.targets import Table, Target, by_table, read_target
 from spark_jobs.transforms import difference
 from spark_jobs.values import value_sql
@@ -61,6 +63,27 @@ def test_a_bare_key_is_the_value_itself():
     of = target(column("id", "bigint", "key"), column("raw", "bytea", "key"))
     assert made(of, record(b"{}", key=b"12")) == {"id": "12", "raw": "MTI="}
     assert made(of, record(b"{}", key=None)) == {"id": None, "raw": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "rounded"),
+    [
+        ("2026-01-02T03:04:05.678901Z", "2026-01-02T03:04:05.678901Z"),
+        ("2026-01-02T03:04:05.6789005Z", "2026-01-02T03:04:05.678901Z"),
+        ("2026-01-02T03:04:05.678900499+02:00", "2026-01-02T03:04:05.678900+02:00"),
+        ("2026-01-02T03:04:59.9999999", "2026-01-02T03:04:60.000000"),
+        ("2026-01-02", "2026-01-02"),
+        ("infinity", "infinity"),
+    ],
+)
+def test_a_time_is_rounded_as_the_relay_rounds(text, rounded):
+    of = target(column("at", "timestamp with time zone"), column("all", "timestamp with time zone[]"))
+    each, at = of.columns  # by name
+    assert value_text(at, text) == rounded
+    assert value_text(each, [text]) == f'{{"{text}"}}', "of an array PostgreSQL reads the elements by itself"
+    if rounded != text:
+        rounded_time = datetime.fromisoformat(rounded.replace(":60.", ":59.")) + timedelta(seconds=":60." in rounded)
+        assert msgspec.convert(text, datetime) == rounded_time
 
 
 def test_numbers_keep_their_text():
