@@ -244,6 +244,7 @@ class Control:
         row = self.connection.execute("SELECT to_regclass('oncebox.reconciliation_verified') IS NOT NULL").fetchone()
         if row is None or not row[0]:
             return
+        self.connection.execute(query("await_reconciliation"))
         try:
             self.connection.execute(query("forget_verified"), self._relay)
         except InsufficientPrivilege as error:

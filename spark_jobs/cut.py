@@ -116,6 +116,7 @@ class SourceCut:
 class Cut:
     relay: str
     mode: str
+    fence: int  # the relay's: it rises when another process takes over, and with a rewind or a rebuild
     snapshot_text: str  # pg_current_snapshot(): the canary
     xmin: int
     system: int  # the database cluster's own identifier: transaction ids mean something inside of it only

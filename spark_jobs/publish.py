@@ -59,6 +59,7 @@ def store(settings: ReconcileSettings, result: Result, cut: Cut) -> Result:
                             query("set_verified"),
                             {
                                 "relay": result.relay,
+                                "fence": cut.fence,
                                 "source": source.position.source,
                                 "next_offset": source.position.next,
                                 "feed_positions": Jsonb(feed_from(cut)),

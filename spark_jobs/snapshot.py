@@ -152,7 +152,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
     feed is asked before the topics: so they have all that it tells of.
     """
     _need_tables(snapshot)
-    name, mode = _choose(snapshot, relay)
+    name, mode, fence = _choose(snapshot, relay)
     positions = read_positions(snapshot, name)
     mappings = snapshot.rows("targets", relay=name)
     targets = [read_target(*row) for row in mappings]
@@ -186,6 +186,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
     return Cut(
         relay=name,
         mode=mode,
+        fence=fence,
         snapshot_text=snapshot.text,
         xmin=snapshot.xmin,
         system=snapshot.system,
@@ -300,14 +301,14 @@ def _need_tables(snapshot: Snapshot) -> None:
         raise ReconcileError("this database has no tables of a relay (schema oncebox): is it the relay's target?")
 
 
-def _choose(snapshot: Snapshot, relay: str) -> tuple[str, str]:
+def _choose(snapshot: Snapshot, relay: str) -> tuple[str, str, int]:
     relays = snapshot.rows("relays")
     chosen = [row for row in relays if row[0] == relay or not relay]
     if len(chosen) != 1:
         names = ", ".join(row[0] for row in relays) or "none"
         raise ReconcileError(f"name one relay with --relay; this database knows: {names}")
-    name, mode = chosen[0]
-    return name, mode
+    name, mode, fence = chosen[0]
+    return name, mode, fence
 
 
 def _verified(snapshot: Snapshot, relay: str, hashed: str) -> list[tuple[Any, ...]]:

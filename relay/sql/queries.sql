@@ -301,6 +301,10 @@ UPDATE oncebox.relay SET fence = fence + 1, owner = NULL WHERE relay = %(relay)s
 -- name: forget_feed
 DELETE FROM oncebox.feed_position WHERE relay = %(relay)s;
 
+-- name: await_reconciliation
+-- One that is just storing its mark has done so, or sees the fence that we raise.
+SELECT pg_advisory_xact_lock(hashtext('oncebox reconcile'));
+
 -- name: forget_verified
 -- Of the reconciliation's, if it has ever run.
 DELETE FROM oncebox.reconciliation_verified WHERE relay = %(relay)s;

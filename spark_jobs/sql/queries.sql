@@ -1,5 +1,5 @@
 -- name: relays
-SELECT relay, mode FROM oncebox.relay ORDER BY relay;
+SELECT relay, mode, fence FROM oncebox.relay ORDER BY relay;
 
 -- name: positions
 SELECT p.source, s.topic, replace(s.topic_id::text, '-', ''), s.partition, p.start_offset, p.next_offset,
@@ -70,10 +70,12 @@ VALUES (%(relay)s, %(kind)s, %(verdict)s, %(started_at)s, %(rows_checked)s, %(fi
 RETURNING run;
 
 -- name: set_verified
+-- Unless the relay was rewound, rebuilt or taken over since the cut: what was verified may be written anew by now.
 INSERT INTO oncebox.reconciliation_verified
     (relay, source, next_offset, feed_positions, snapshot_xmin, system_identifier, config_hash, run)
-VALUES (%(relay)s, %(source)s, %(next_offset)s, %(feed_positions)s, %(snapshot_xmin)s, %(system_identifier)s,
-    %(config_hash)s, %(run)s)
+SELECT %(relay)s, %(source)s, %(next_offset)s, %(feed_positions)s, %(snapshot_xmin)s, %(system_identifier)s,
+    %(config_hash)s, %(run)s
+FROM oncebox.relay AS r WHERE r.relay = %(relay)s AND r.fence = %(fence)s
 ON CONFLICT (relay, source) DO UPDATE SET next_offset = EXCLUDED.next_offset, feed_positions = EXCLUDED.feed_positions,
     snapshot_xmin = EXCLUDED.snapshot_xmin, system_identifier = EXCLUDED.system_identifier,
     config_hash = EXCLUDED.config_hash, run = EXCLUDED.run;

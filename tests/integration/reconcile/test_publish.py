@@ -12,10 +12,12 @@ from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
 from oncebox.settings import KafkaSection, PostgresSection
+from relay.database import migrate
 from spark_jobs.config import ReconcileSettings
+from spark_jobs.cut import cut_source
 from spark_jobs.publish import store, trend, write_files
 from spark_jobs.verdict import Verdict
-from tests.unit.spark_jobs.test_cut import cut
+from tests.unit.spark_jobs.test_cut import cut, facts, position
 from tests.unit.spark_jobs.test_parts import result
 
 if TYPE_CHECKING:
@@ -53,3 +55,25 @@ def test_a_result_that_cannot_be_stored(reader: str, tmp_path: Path, *, is_there
     assert written["html"].name.startswith("run-20")
     assert "could not be stored" in written["html"].read_text()
     assert json.loads(written["json"].read_text())["told"][-1] == told.told[-1]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_what_was_verified_leaves_no_mark_if_the_relay_went_back_meanwhile(
+    database: str, tmp_path: Path, *, is_fenced: bool
+):
+    settings = ReconcileSettings(
+        kafka=KafkaSection(bootstrap_servers="localhost:1"),
+        postgres=PostgresSection(dsn=SecretStr(database)),
+        report_folder=tmp_path,
+    )
+    clean = result(findings=(), run=None, verdict=Verdict.CLEAN, relay="r")
+    with psycopg.connect(database, autocommit=True) as connection:
+        migrate(connection)
+        connection.execute("INSERT INTO oncebox.relay (relay, mode, fence) VALUES ('r', 'partition', 7)")
+        if is_fenced:
+            connection.execute("UPDATE oncebox.relay SET fence = 8")
+        stored = store(settings, clean, cut(cut_source(position(), facts(), verified=0), fence=7))
+        assert stored.run is not None
+        marks = connection.execute("SELECT next_offset FROM oncebox.reconciliation_verified").fetchall()
+    assert [tuple(mark) for mark in marks] == ([] if is_fenced else [(100,)])
