@@ -26,6 +26,10 @@ WHY = {
         "each record is a call in Python, which costs as much as librdkafka does with it: it depends on the processor, "
         "from 0.8 on an AMD EPYC to 1.4 on an Intel Xeon."
     ),
+    "producer/txn-vs-ordered": (
+        "the rounds of a quick run differ by more than the 3 % in question: 0.88 to 1.3 in one run on an AMD EPYC, and "
+        "1.4 for the median of seven rounds on the same machine, half an hour later."
+    ),
     "reconcile/end-to-end-100000": (
         "nearly all of it is Java: Spark's start, and each query's plan and generated code for the first time. 14 s on "
         "an Intel Xeon, 25.5 on a slow AMD EPYC."
