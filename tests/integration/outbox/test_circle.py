@@ -123,6 +123,12 @@ class Watcher(threading.Thread):
                 if state is not None and (not self.seen or self.seen[-1] != state):
                     self.seen.append(state)
 
+    async def sees_more_than(self, count: int) -> None:
+        """What was committed before this is awaited comes to be seen, however slow the relays start again."""
+        async with asyncio.timeout(90):
+            while self.is_alive() and len(self.seen) <= count:  # noqa: ASYNC110 - another thread's list
+                await asyncio.sleep(0.01)
+
 
 @pytest.mark.parametrize("outbox", [PARTITIONS], indirect=True)
 async def test_the_second_database_only_has_states_that_the_first_one_had(outbox: Outbox, copy: Relays, tmp_path: Path):
@@ -135,12 +141,16 @@ async def test_the_second_database_only_has_states_that_the_first_one_had(outbox
     watcher.start()
     try:
         for _ in range(3):
+            seen = len(watcher.seen)
             await bank.transfer(10)
             outward.kill()
             outward.start()
+            await watcher.sees_more_than(seen)
+            seen = len(watcher.seen)
             await bank.transfer(10)
             copy.processes[-1].kill()
             await asyncio.to_thread(copy.start)
+            await watcher.sees_more_than(seen)
         states = bank.states()
         last = max(states)
         await asyncio.to_thread(
