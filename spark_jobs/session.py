@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -63,12 +63,18 @@ def new_session(
     if master.startswith("local"):
         builder = builder.config("spark.python.daemon.module", "spark_jobs.daemon")
     wanted = ",".join(PACKAGES) if packages is None else packages
-    resolved = Resolved(wanted)
-    for name, value in resolved.options().items():
-        builder = builder.config(name, value)
-    session: SparkSession = _started(builder)
-    resolved.remember(session.sparkContext.getConf().get("spark.jars", ""))
-    return prepared(session)
+    return prepared(start_with(wanted, builder))
+
+
+def start_with(packages: str, builder: Any) -> SparkSession:
+    """A session that has these packages."""
+    resolved = Resolved(packages)
+    with resolved.turn():
+        for name, value in resolved.options().items():
+            builder = builder.config(name, value)
+        session: SparkSession = _started(builder)
+        resolved.remember(session.sparkContext.getConf().get("spark.jars", ""))
+    return session
 
 
 class Resolved:
@@ -81,6 +87,18 @@ class Resolved:
 
         self._packages = packages
         self._file = cache_folder() / f"spark-{hashlib.sha256(packages.encode()).hexdigest()[:16]}.jars"
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Ivy's cache is not safe against another that fills it: where it has to be asked, one after the other."""
+        from oncebox.local.jars import locked
+
+        with ExitStack() as held:
+            if "spark.jars.packages" in self.options():
+                with suppress(OSError):  # a folder that cannot be written, of which Ivy tells better than we
+                    self._file.parent.mkdir(parents=True, exist_ok=True)
+                    held.enter_context(locked(self._file.with_suffix(".lock")))
+            yield
 
     def options(self) -> dict[str, str]:
         """Spark's own."""

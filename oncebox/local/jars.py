@@ -60,7 +60,7 @@ def resolve(
     `hashes` lists every expected jar as sha256sum writes it; without it the jars are taken as they come.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f"{folder.name}.lock")):
+    with locked(folder.with_name(f"{folder.name}.lock")):
         if folder.is_dir():
             problem = _problem(folder, hashes)
             if problem is None:
@@ -177,7 +177,8 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -10,7 +10,7 @@ import pytest
 from oncebox.local.jars import cache_folder
 from oncebox.local.java import find_java
 from oncebox.local.kafka import QUICK_START
-from spark_jobs.session import PACKAGES
+from spark_jobs.session import PACKAGES, start_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,10 +25,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         environment.setenv("JAVA_HOME", find_java())
         environment.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         environment.setenv("PYSPARK_PYTHON", sys.executable)
-        session = (
+        builder = (
             SparkSession.builder.master("local[2]")
             .appName("oncebox tests")
-            .config("spark.jars.packages", ",".join(PACKAGES))
             .config("spark.jars.ivy", str(cache_folder() / "ivy"))
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
             .config("spark.local.dir", str(folder / "local"))
@@ -38,8 +37,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.session.timeZone", "UTC")
-            .getOrCreate()
         )
+        session = start_with(",".join(PACKAGES), builder)
         try:
             yield session
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +44,34 @@ def test_other_packages_are_other_jars(jars: list[Path]):
     assert Resolved("").options() == {}  # they are on the class path already
 
 
+def test_they_are_resolved_by_one_at_a_time(jars: list[Path]):
+    packages = "org:one:1"
+    first, second = Resolved(packages), Resolved(packages)
+    found: dict[str, str] = {}
+
+    def start_too() -> None:
+        with second.turn():
+            found.update(second.options())
+
+    with first.turn():
+        other = threading.Thread(target=start_too)
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+        assert not found
+        first.remember(jars[0].as_uri())
+    other.join(10)
+    assert found == {"spark.jars": str(jars[0])}
+    with first.turn(), second.turn():
+        pass  # nobody waits where nothing is to be resolved
+
+
 def test_a_cache_that_cannot_be_written(jars: list[Path], tmp_path: Path):
     (tmp_path / "oncebox").rmdir()
+    (tmp_path / "oncebox").touch()
     given = Resolved("org:one:1")
-    given.remember(jars[0].as_uri())
+    with given.turn():
+        given.remember(jars[0].as_uri())
     assert given.options() == {"spark.jars.packages": "org:one:1"}
 
 
