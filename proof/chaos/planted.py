@@ -17,8 +17,9 @@ from oncebox.transaction import Transaction
 from relay.outbox import relay as outbox_relay
 from relay.sink import Sink
 
-# Between the two halves of what should be one: long enough for a fault to come in between.
-PAUSE_S = 0.2
+# Between the two halves of what should be one: so long that most of the relay's time lies in between, and so do most
+# faults.
+PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +41,13 @@ BUGS = {
     "rows-before-position": Bug(
         what="the relay commits rows first and its position later, without a fence around both",
         caught_by=frozenset({"duplicate row"}),
-        faults="relay",
+        faults="kill-relay",
         module="relay",
     ),
     "position-before-rows": Bug(
         what="the relay commits its position first and the rows later",
         caught_by=frozenset({"record without row"}),
-        faults="relay",
+        faults="kill-relay",
         module="relay",
     ),
     "outbox-without-token": Bug(
