@@ -249,15 +249,18 @@ class Serving:
 
     async def _tidy(self) -> None:
         """Packs ids that are not in use and expires those long unused: in small steps, for there can be millions."""
-        packed_at_ms = expired_at_ms = self._now_ms()
+        pack_every_ms = self._settings.pack_after_ms
+        expire_every_ms = min(self._settings.id_expiration_ms // 10, 3_600_000)
+        packed_at_ms = expired_at_ms = now_ms = self._now_ms()
         while True:
-            await asyncio.sleep(SWEEP_S)
+            due_ms = min(packed_at_ms + pack_every_ms, expired_at_ms + expire_every_ms)
+            await asyncio.sleep(max((due_ms - now_ms) / 1000, SWEEP_S))
             now_ms = self._now_ms()
-            if now_ms - packed_at_ms >= self._settings.pack_after_ms:
+            if now_ms - packed_at_ms >= pack_every_ms:
                 packed_at_ms = now_ms
                 for _ in pack_idle(self._ids, codec.encode_id, now_ms - self._settings.pack_after_ms):
                     await asyncio.sleep(0)
-            if now_ms - expired_at_ms >= min(self._settings.id_expiration_ms // 10, 3_600_000):
+            if now_ms - expired_at_ms >= expire_every_ms:
                 expired_at_ms = now_ms
                 await self._expire_idle(now_ms - self._settings.id_expiration_ms)
 

@@ -5,7 +5,8 @@ producer id is young enough to be begun with.
 Begun: the transaction timeout counts from the begin; heartbeats may extend it up to a maximum.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from math import inf
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -65,6 +66,8 @@ class Clocks:
         self._timeout_max_ms = timeout_max_ms
         self._unbegun_age_max_ms = unbegun_age_max_ms
         self._clocks: dict[str, Clock] = {}
+        # No deadline is earlier: most looks for what has expired need no more than this.
+        self._earliest_ms: float = inf
 
     def tick(self, state: IdState, command: Command | None, now_ms: int) -> None:
         """After a message of the owner, a record, or (command None) a take-over, which starts the clock anew."""
@@ -81,8 +84,14 @@ class Clocks:
             self._clocks.pop(state.transactional_id, None)
         else:
             self._clocks[state.transactional_id] = clock
+            self._earliest_ms = min(self._earliest_ms, clock.deadline_ms)
 
-    def expired(self, now_ms: int) -> Iterator[Timeout]:
-        for transactional_id, clock in self._clocks.items():
-            if clock.deadline_ms <= now_ms:
-                yield Timeout(transactional_id=transactional_id, number=clock.number)
+    def expired(self, now_ms: int) -> Sequence[Timeout]:
+        if now_ms < self._earliest_ms:
+            return ()
+        self._earliest_ms = min((clock.deadline_ms for clock in self._clocks.values()), default=inf)
+        return [
+            Timeout(transactional_id=transactional_id, number=clock.number)
+            for transactional_id, clock in self._clocks.items()
+            if clock.deadline_ms <= now_ms
+        ]

@@ -1,5 +1,7 @@
 """One clock, message by message."""
 
+from msgspec.structs import replace
+
 from coordinator.core.clocks import Clock, Clocks, tick
 from coordinator.core.commands import Complete, Heartbeat, Timeout
 from coordinator.core.records import IdState
@@ -62,3 +64,18 @@ def test_clocks_expire_by_id() -> None:
     assert list(clocks.expired(NOW_MS + TIMEOUT_MS)) == []
     clocks.tick(id_state(), Complete(transactional_id="a"), NOW_MS)
     assert list(clocks.expired(NOW_MS + 10 * TIMEOUT_MS)) == []
+
+
+def test_what_is_set_to_expire_earlier_than_all_known_before_is_found() -> None:
+    clocks = Clocks(timeout_max_ms=0)
+    clocks.tick(OPEN, None, NOW_MS + 10 * TIMEOUT_MS)
+    assert list(clocks.expired(NOW_MS)) == []
+    other = replace(OPEN, transactional_id="b")
+    clocks.tick(other, None, NOW_MS)
+    b, a = Timeout(transactional_id="b", number=1), Timeout(transactional_id="a", number=1)
+    # Until it is ended it is told by every look.
+    for _ in range(2):
+        assert list(clocks.expired(NOW_MS + TIMEOUT_MS)) == [b]
+    clocks.tick(replace(id_state(), transactional_id="b"), Complete(transactional_id="b"), NOW_MS + TIMEOUT_MS)
+    assert list(clocks.expired(NOW_MS + 11 * TIMEOUT_MS - 1)) == []
+    assert list(clocks.expired(NOW_MS + 11 * TIMEOUT_MS)) == [a]
