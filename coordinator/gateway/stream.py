@@ -116,7 +116,7 @@ class TransactStream:
             self._reading.cancel()
 
     async def _read(self) -> None:
-        while not self._is_taken_over:
+        while True:
             while self._answers.qsize() > UNREAD_MAX:  # noqa: ASYNC110 - a client that reads nothing gets no more
                 await asyncio.sleep(UNREAD_PAUSE_S)
             try:
@@ -124,6 +124,9 @@ class TransactStream:
             except grpc.aio.BaseError:
                 return
             if message is grpc.aio.EOF:
+                return
+            if self._is_taken_over:
+                # It came when the other stream had been told what was carried out here: its client sends it there.
                 return
             if isinstance(message, Undecodable):
                 self.is_garbled = True

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import pytest
 
 from coordinator.api.auth import set_current
 from coordinator.gateway.holders import REFUSED_MAX, Holders
@@ -268,6 +269,30 @@ async def test_what_is_resumed_while_the_lost_streams_last_request_is_under_way_
         opened = await opening
         assert (opened.resumed, opened.last_request_id) == (True, 3)
         assert world.holders._held["t"].waiting is None
+
+
+@pytest.mark.parametrize("rounds", range(8))
+async def test_what_reaches_the_former_stream_while_another_resumes_is_carried_out_once(rounds: int):
+    world = World()
+    async with calling(world) as former, calling(world) as again:
+        await former.open()
+        await former.ask(begin=pb.Begin())
+        await former.send("first")
+        gate = world.producers[0].gate
+        opening = asyncio.create_task(again.open(resume_number=7))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        # Not carried out in one go, as where metadata is asked for.
+        gate.clear()
+        late = former.put(send=pb.Send(records=[pb.Record(topic="second")]))
+        await settled()
+        gate.set()
+        opened = await opening
+        if opened.last_request_id < late:
+            await again.send("second")
+        await settled()
+        transaction: Any = world.holders._held["t"].transaction
+        assert transaction.sent == ["first", "second"]
 
 
 async def test_who_comes_to_resume_what_is_just_being_committed_leaves_no_producer_behind():
