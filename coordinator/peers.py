@@ -135,7 +135,8 @@ class Peers:
     async def _follow(self, instance: str, address: str) -> None:
         while True:
             try:
-                heard = await self._listen(address, instance)
+                # Its last word may be of an earlier stream: a new one may not even get to its first.
+                heard = await self._listen(address, instance) or self.leading.get(instance)
                 # One more try tells a lost connection from a lost instance.
                 if heard is not None and not await self._answers(address, instance):
                     logger.warning("instance %s at %s is gone", instance, address)

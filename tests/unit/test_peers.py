@@ -94,6 +94,36 @@ async def test_a_lost_connection_is_not_a_lost_instance(monkeypatch: pytest.Monk
         assert gone.empty()
 
 
+async def test_an_instance_that_goes_before_a_new_stream_has_said_anything_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its connection broke, it answered once more, and was gone before it could be followed again."""
+    words = iter([LEADING, None])
+    answers = iter([True, False])
+    gone: asyncio.Queue[peer_pb2.Leading] = asyncio.Queue()
+    peers = Peers("me", "me:1", open_channel=open_plain_channel, gone=gone.put_nowait)
+
+    async def listen(_address: str, instance: str) -> peer_pb2.Leading | None:
+        heard = next(words, None)
+        if heard is not None:
+            peers.leading[instance] = heard
+        return heard
+
+    async def answer(_address: str, _instance: str) -> bool:
+        return next(answers)
+
+    monkeypatch.setattr(peers, "_listen", listen)
+    monkeypatch.setattr(peers, "_answers", answer)
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    peers.follow({"me": "me:1", "other": "other:1"})
+    async with asyncio.timeout(10):
+        assert await gone.get() == LEADING
+    assert peers.leading == {}
+    await asyncio.sleep(0.1)
+    assert gone.empty()  # once
+    await peers.close()
+
+
 class Words:
     """A channel and the one stream over it, whose next word comes when the test says."""
 
