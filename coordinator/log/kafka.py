@@ -163,13 +163,22 @@ def _batch(writer: Writer, sequence: int, records: Records) -> bytes:
     return bytes(builder.build())
 
 
+Gathered = dict[TopicPartition, tuple[bytes, "asyncio.Future[tuple[ErrorCode, int]]"]]
+
+
+def _fail(sent: Gathered, why: str) -> None:
+    for _, future in sent.values():
+        if not future.done():
+            future.set_exception(UnknownOutcomeError(why))
+
+
 class _Lane:
     """One connection to one broker: one request under way, the next gathers meanwhile."""
 
     def __init__(self, wire: Wire, node_id: int) -> None:
         self._wire = wire
         self._node_id = node_id
-        self._gathered: dict[TopicPartition, tuple[bytes, asyncio.Future[tuple[ErrorCode, int]]]] = {}
+        self._gathered: Gathered = {}
         self._task: asyncio.Task[None] | None = None
 
     def append(self, where: TopicPartition, batch: bytes) -> "asyncio.Future[tuple[ErrorCode, int]]":
@@ -197,16 +206,12 @@ class _Lane:
                     timeout_ms=APPEND_TIMEOUT_MS,
                     lane=LANE,
                 )
-            except OutcomeUnknownError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, what gathers behind it must not wait for ever
                 await self._refresh(sent)
-                for _, future in sent.values():
-                    if not future.done():
-                        future.set_exception(UnknownOutcomeError(str(error)))
+                _fail(sent, str(error) if isinstance(error, OutcomeUnknownError) else repr(error))
                 continue
             except BaseException as error:
-                for _, future in sent.values():
-                    if not future.done():
-                        future.set_exception(UnknownOutcomeError(repr(error)))
+                _fail(sent | self._gathered, repr(error))
                 raise
             for where, (_, future) in sent.items():
                 appended = answer.get(where)
@@ -217,7 +222,7 @@ class _Lane:
                 else:
                     future.set_result((appended.error, appended.base_offset))
 
-    async def _refresh(self, sent: dict[TopicPartition, tuple[bytes, "asyncio.Future[tuple[ErrorCode, int]]"]]) -> None:
+    async def _refresh(self, sent: "Gathered") -> None:
         """The broker may be gone for good: the next attempt must know the new leaders."""
         with suppress(WireError):
             await self._wire.metadata({where.topic for where in sent}, timeout_ms=APPEND_TIMEOUT_MS)

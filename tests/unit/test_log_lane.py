@@ -1,0 +1,57 @@
+"""One request under way to a broker, the next gathers: whatever becomes of the first, the next is sent."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from coordinator.log.kafka import _Lane
+from coordinator.log.port import UnknownOutcomeError
+from oncebox.wire import Appended, AuthenticationError, ErrorCode, OutcomeUnknownError, TopicPartition
+
+FIRST, SECOND = TopicPartition("log", 1), TopicPartition("log", 2)
+
+
+class Line:
+    """A wire whose first request fails when the test says."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.fails = asyncio.Event()
+        self._failure: Exception | None = failure
+
+    async def produce(self, _node_id: int, batches: Mapping[TopicPartition, bytes], **_: Any) -> Any:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            await self.fails.wait()
+            raise failure
+        return {where: Appended(ErrorCode.NONE, 7, -1, 0, None) for where in batches}
+
+    async def metadata(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("failure", [OutcomeUnknownError("lost"), AuthenticationError("denied"), RuntimeError("odd")])
+async def test_what_gathers_behind_a_request_that_fails_is_sent(failure: Exception):
+    line: Any = Line(failure)
+    lane = _Lane(line, 1)
+    first = lane.append(FIRST, b"first")
+    await asyncio.sleep(0.01)
+    second = lane.append(SECOND, b"second")
+    line.fails.set()
+    async with asyncio.timeout(10):
+        with pytest.raises(UnknownOutcomeError):
+            await first
+        assert await second == (ErrorCode.NONE, 7)
+
+
+async def test_who_waits_is_told_when_the_lane_is_closed():
+    line: Any = Line(RuntimeError("never"))
+    lane = _Lane(line, 1)
+    first = lane.append(FIRST, b"first")
+    await asyncio.sleep(0.01)
+    second = lane.append(SECOND, b"second")
+    await lane.close()
+    for future in (first, second):
+        with pytest.raises(UnknownOutcomeError):
+            await future
