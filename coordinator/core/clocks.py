@@ -71,20 +71,26 @@ class Clocks:
 
     def tick(self, state: IdState, command: Command | None, now_ms: int) -> None:
         """After a message of the owner, a record, or (command None) a take-over, which starts the clock anew."""
+        told = command if isinstance(command, Heartbeat | Register) else None
         clock = tick(
             self._clocks.get(state.transactional_id) if command is not None else None,
             state,
             now_ms=now_ms,
-            begun_ms_ago=command.begun_ms_ago if isinstance(command, Heartbeat | Register) else None,
+            begun_ms_ago=told.begun_ms_ago if told is not None else None,
             extend=isinstance(command, Heartbeat) and command.extend,
             timeout_max_ms=self._timeout_max_ms,
-            unbegun_age_max_ms=self._unbegun_age_max_ms,
+            # A new leader does not know what has begun: only its owner can say that it has not.
+            unbegun_age_max_ms=self._unbegun_age_max_ms if told is not None else None,
         )
         if clock is None:
             self._clocks.pop(state.transactional_id, None)
         else:
             self._clocks[state.transactional_id] = clock
             self._earliest_ms = min(self._earliest_ms, clock.deadline_ms)
+
+    def is_expired(self, transactional_id: str, number: int, now_ms: int) -> bool:
+        clock = self._clocks.get(transactional_id)
+        return clock is not None and clock.number == number and clock.deadline_ms <= now_ms
 
     def expired(self, now_ms: int) -> Sequence[Timeout]:
         if now_ms < self._earliest_ms:

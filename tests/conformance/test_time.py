@@ -7,6 +7,7 @@ from coordinator.core.commands import (
     Abort,
     Accepted,
     Command,
+    Complete,
     Done,
     ErrorCode,
     Expire,
@@ -142,6 +143,20 @@ def test_signs_of_life_do_not_keep_what_is_registered_until_brokers_have_forgott
     assert beats * (TIMEOUT_MS // 2) == 18 * HOUR_MS
     timed.call(timeout(grant))
     assert granted(timed.desk, add(grant, P0)).producer_id != grant.producer_id
+
+
+def test_a_take_over_ends_nothing_for_the_age_of_its_producer_id(timed: Timed) -> None:
+    """Clocks start anew: a new leader does not know what has begun, and only the owner can say that it has not."""
+    grant = state_of(timed.desk).transactions[0].grant
+    timed.desk.advance(19 * HOUR_MS)
+    for begun_ms_ago in (0, None):
+        timed.clocks = Clocks(TIMEOUT_MAX_MS, unbegun_age_max_ms=18 * HOUR_MS)
+        timed.clocks.tick(state_of(timed.desk), None, timed.desk.now_ms)
+        assert not list(timed.clocks.expired(timed.desk.now_ms))
+        timed.clocks.tick(state_of(timed.desk), Complete(transactional_id="a"), timed.desk.now_ms)
+        assert not list(timed.clocks.expired(timed.desk.now_ms))
+        timed.call(heartbeat(grant, begun_ms_ago=begun_ms_ago))
+        assert bool(timed.clocks.expired(timed.desk.now_ms)) is (begun_ms_ago is None)
 
 
 @pytest.mark.parametrize("age_ms", [10**12, -(10**12)])
