@@ -45,7 +45,10 @@ class Answers:
         self._waiting.clear()
 
     def time_out(self, call: Call) -> None:
-        self._waiting.pop(call, None)
+        if self._waiting.pop(call, None) is not None:
+            # A debt may last, and whoever waits for it comes again and again.
+            for entry in self._debts.of(call.command.transactional_id).values():
+                entry.waiters.pop(call, None)
         if call.held is not None:
             call.resolve(call.held)
             return
@@ -72,7 +75,7 @@ class Answers:
                 self._resolve(call, accepted)
 
         for entry in entries:
-            entry.waiters.append(one_is_paid)
+            entry.waiters[call] = one_is_paid
 
     def _resolve(self, call: Call, accepted: Accepted) -> None:
         self._waiting.pop(call, None)

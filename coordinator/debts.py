@@ -36,7 +36,7 @@ class OpenDebt:
         # So old that the log is to tell where its manifest stands.
         self.is_long = False
         self.payment: Payment | None = None
-        self.waiters: list[Callable[[], None]] = []
+        self.waiters: dict[object, Callable[[], None]] = {}
 
 
 class Debts:
@@ -216,6 +216,6 @@ class Debts:
         # It knows whom to tell, and we know it: a circle that only a search for garbage would end.
         entry.payment = None
         self._on_paid(entry.debt.transactional_id, entry.debt.number)
-        for waiter in entry.waiters:
+        waiters, entry.waiters = entry.waiters, {}
+        for waiter in waiters.values():
             waiter()
-        entry.waiters.clear()

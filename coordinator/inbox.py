@@ -27,6 +27,7 @@ from coordinator.core.commands import (
     NeedsProducerId,
     Refused,
     Register,
+    Timeout,
 )
 from coordinator.core.decide import decide
 from coordinator.core.grants import Context, Limits
@@ -58,8 +59,9 @@ class Call:
             self.timer.cancel()
         if not self.is_over:
             self.is_over = True
-            if self.told is not None:
-                self.told(answer)
+            told, self.told = self.told, None
+            if told is not None:
+                told(answer)
 
     def at_deadline(self, do: Callable[[], None], not_after: float) -> None:
         """What happens at the call's deadline instead of what would have, or at `not_after` if that is earlier."""
@@ -113,6 +115,9 @@ class Inbox:
         self._filled = asyncio.Event()
 
     def put(self, call: Call) -> None:
+        # While the log takes no appends nothing is decided: callers who have given up must not pile up here.
+        while self._calls and self._calls[0].is_over:
+            self._calls.popleft()
         self._calls.append(call)
         self._filled.set()
 
@@ -163,7 +168,12 @@ class Inbox:
 
     def _decide(self, call: Call, now_ms: int, batch: Batch) -> bool:
         """False: the batch is full, the call comes with the next one."""
-        transactional_id = call.command.transactional_id
+        command = call.command
+        transactional_id = command.transactional_id
+        if isinstance(command, Timeout) and not self._clocks.is_expired(transactional_id, command.number, now_ms):
+            # While it waited for the log its owner was heard of.
+            call.resolve(Answer(reply=Done()))
+            return True
         state = self._ids.get(transactional_id)
         debts = self._debts.of(transactional_id)
         paid = frozenset(number for number, entry in debts.items() if entry.paid)
@@ -183,7 +193,7 @@ class Inbox:
             may_wait=not call.has_waited,
             limits=self._limits,
         )
-        return self._take(call, decide(state, call.command, context), state, context, batch)
+        return self._take(call, decide(state, command, context), state, context, batch)
 
     def _take(self, call: Call, decision: Decision, state: IdState | None, context: Context, batch: Batch) -> bool:
         match decision:
@@ -202,12 +212,18 @@ class Inbox:
     def _park_without_id(self, call: Call) -> None:
         """Until there are producer ids again."""
         transactional_id = call.command.transactional_id
-        self._parked.setdefault(transactional_id, []).append(call)
-        self._producer_ids.refill(lambda: self.unpark(transactional_id))
+        self._still_parked(transactional_id).append(call)
+        self._producer_ids.refill(self.unpark, transactional_id)
+
+    def _still_parked(self, transactional_id: str) -> list[Call]:
+        """Without those who have given up: what is in their way may last, and they come again and again."""
+        still = [call for call in self._parked.get(transactional_id, ()) if not call.is_over]
+        self._parked[transactional_id] = still
+        return still
 
     def _park(self, call: Call, blocked: Blocked, now_ms: int) -> None:
         transactional_id = call.command.transactional_id
-        self._parked.setdefault(transactional_id, []).append(call)
+        self._still_parked(transactional_id).append(call)
         call.has_waited = True
         call.held = blocked.refusal
         delay_s = max(blocked.again_at_ms - now_ms, 1) / 1000

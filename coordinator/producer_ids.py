@@ -23,7 +23,8 @@ class ProducerIdPool:
     def __init__(self, fetch: Callable[[], Awaitable[int]]) -> None:
         self._fetch = fetch
         self._ids: deque[int] = deque()
-        self._waiting: list[Callable[[], None]] = []
+        # Each once, however often it asks.
+        self._waiting: dict[tuple[Callable[[str], None], str], None] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -37,9 +38,9 @@ class ProducerIdPool:
         if len(self._ids) < LOW:
             self._start()
 
-    def refill(self, then: Callable[[], None]) -> None:
-        """Fetches more; `then` is called once there are some."""
-        self._waiting.append(then)
+    def refill(self, then: Callable[[str], None], transactional_id: str) -> None:
+        """Fetches more; `then` is called with the id once there are some."""
+        self._waiting[then, transactional_id] = None
         self._start()
 
     async def close(self) -> None:
@@ -63,6 +64,6 @@ class ProducerIdPool:
                 pause_s = min(pause_s * 2, RETRY_MAX_S)
                 continue
             if len(self._ids) > 1:
-                waiting, self._waiting = self._waiting, []
-                for then in waiting:
-                    then()
+                waiting, self._waiting = self._waiting, {}
+                for then, transactional_id in waiting:
+                    then(transactional_id)

@@ -47,7 +47,7 @@ async def test_who_waits_for_a_producer_id_is_sent_elsewhere_when_the_shard_resi
 ) -> None:
     async with serving() as instance:
         # No broker gives one.
-        monkeypatch.setattr(instance.producer_ids, "refill", lambda _then: None)
+        monkeypatch.setattr(instance.producer_ids, "refill", lambda _then, _transactional_id: None)
         asked = asyncio.ensure_future(instance.init("a"))
         for _ in range(5):
             await asyncio.sleep(0)

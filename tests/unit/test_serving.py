@@ -9,16 +9,16 @@ from collections import Counter
 import pytest
 
 from coordinator.calls import Answer
-from coordinator.core.commands import End, Ended, Granted, Register
+from coordinator.core.commands import End, Ended, GetOutcome, Granted, Heartbeat, InitProducer, Refused, Register
 from coordinator.core.owed import owed
-from coordinator.core.records import Contents, Result
+from coordinator.core.records import Contents, Grant, Result
 from coordinator.core.state import TransactionState
 from coordinator.inbox import Call, Inbox
-from coordinator.log.port import Kind
+from coordinator.log.port import Kind, UnavailableError
 from coordinator.markers.writer import MarkerWriter
 from coordinator.serving import ShardSettings
 from oncebox.wire import TopicPartition
-from tests.support.memory_instance import TIMEOUT_MS, serving
+from tests.support.memory_instance import TIMEOUT_MS, MemoryInstance, serving
 from tests.support.memory_store import MemoryStore
 from tests.unit.core.states import P0, id_state
 from tests.unit.markers.brokers import MemoryBrokers, run
@@ -27,6 +27,7 @@ from tests.unit.test_debts import commit, open_debts
 COMMITS = 20
 # Far more than what tests before this one may have left to be found.
 MANY = 500
+FEW = 10
 
 
 def test_a_busy_id_is_completed_by_its_next_record_an_idle_one_by_its_own() -> None:
@@ -122,5 +123,106 @@ def test_what_waits_for_the_log_does_not_become_more_and_more(monkeypatch: pytes
             assert {state.transactions[-1].state for state in ids} == {TransactionState.PREPARE_ABORT}
             assert len(ids) == COMMITS
             assert asked["Timeout"] == COMMITS
+
+    run(work())
+
+
+async def _registered(instance: MemoryInstance, name: str) -> Grant:
+    answer = await instance.init(name)
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.reply, Granted)
+    command = Register(transactional_id=name, grant=answer.reply.grant, partitions=frozenset({P0}))
+    assert isinstance(await instance.router.call(command, TIMEOUT_MS), Answer)
+    return answer.reply.grant
+
+
+def test_whose_owner_was_heard_of_while_the_log_was_away_is_not_timed_out() -> None:
+    """What waits for the log is decided in its order: signs of life first, then the timeout that they make void."""
+
+    async def work() -> None:
+        async with serving() as instance:
+            grant = await _registered(instance, "a")
+            instance.store.takes_appends[Kind.LOG].clear()
+            # Something is being appended, so that nothing else is decided.
+            appending = asyncio.ensure_future(instance.init("other"))
+            beats = []
+            for _ in range(5):
+                await asyncio.sleep(1)
+                instance.now_ms += 15_000
+                beat = Heartbeat(transactional_id="a", grant=grant, begun_ms_ago=None)
+                beats.append(asyncio.ensure_future(instance.router.call(beat, 10 * TIMEOUT_MS)))
+            await asyncio.sleep(1)
+            instance.store.takes_appends[Kind.LOG].set()
+            await appending
+            assert all(isinstance(answer, Answer) for answer in await asyncio.gather(*beats))
+            await asyncio.sleep(1)
+            (state,) = [state for state in instance.leadership.shards[0].ids if state.transactional_id == "a"]
+            assert state.transactions[-1].state is TransactionState.ONGOING
+            instance.now_ms += 60_000
+            await asyncio.sleep(1)
+            (state,) = [state for state in instance.leadership.shards[0].ids if state.transactional_id == "a"]
+            assert state.transactions[-1].state is TransactionState.PREPARE_ABORT
+
+    run(work())
+
+
+def _calls_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(each, Call) for each in gc.get_objects())
+
+
+def test_callers_who_have_given_up_are_not_kept_while_the_log_is_away() -> None:
+    async def work() -> None:
+        async with serving() as instance:
+            grant = await _registered(instance, "a")
+            instance.store.takes_appends[Kind.LOG].clear()
+            appending = asyncio.ensure_future(instance.init("other"))
+            await asyncio.sleep(1)
+            before = _calls_in_memory()
+            for _ in range(MANY):
+                refused = await instance.router.call(GetOutcome(transactional_id="a", number=grant.number), 100)
+                assert isinstance(refused, Refused)
+            assert _calls_in_memory() - before < FEW
+            instance.store.takes_appends[Kind.LOG].set()
+            await appending
+
+    run(work())
+
+
+def test_callers_who_have_given_up_are_not_kept_while_a_debt_is_not_paid() -> None:
+    async def work() -> None:
+        async with serving() as instance:
+            grant = await _registered(instance, "a")
+            abort = End(transactional_id="a", grant=grant, result=Result.ABORTED, decided_is_enough=True)
+            assert isinstance(await instance.router.call(abort, TIMEOUT_MS), Answer)
+            before = _calls_in_memory()
+            for number in range(MANY):
+                init = InitProducer(
+                    transactional_id="a", instance=f"{number}", address="a", transaction_timeout_ms=TIMEOUT_MS
+                )
+                assert isinstance(await instance.router.call(init, 100), Refused)
+            assert _calls_in_memory() - before < FEW
+
+    run(work())
+
+
+def test_callers_who_have_given_up_are_not_kept_while_no_producer_ids_come() -> None:
+    async def work() -> None:
+        async with serving() as instance:
+
+            async def away() -> int:
+                raise UnavailableError("no broker")
+
+            pool = instance.producer_ids
+            pool._fetch = away
+            pool.take(len(pool._ids))
+            before = _calls_in_memory()
+            for _ in range(MANY):
+                init = InitProducer(
+                    transactional_id="new", instance="i", address="a", transaction_timeout_ms=TIMEOUT_MS
+                )
+                assert isinstance(await instance.router.call(init, 100), Refused)
+            assert _calls_in_memory() - before < FEW
+            assert len(pool._waiting) == 1
 
     run(work())
