@@ -1,7 +1,8 @@
 """Transactions that are open on a partition: whose they are, and the safe end of those that nobody knows.
 
 Only what every log partition of ours and Kafka's own coordinator disown, for longer than any transaction may last,
-counts as hanging; Kafka's own are shown and never touched. It lists those alone that our principal may DESCRIBE: as
+counts as hanging; Kafka's own are shown and never touched. What may be of another Oncebox, with a log of its own on the
+same brokers, is ended only for a person who asks for it. It lists those alone that our principal may DESCRIBE: as
 long as that is not all of them, what the feed holds no commit of may be Kafka's own, and is not ended either.
 What is open is asked for before who knows it, and again before it is ended: so nothing that ends or begins meanwhile
 can be taken for hanging.
@@ -10,19 +11,28 @@ can be taken for hanging.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import IntEnum
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 
 import grpc
 
 from coordinator.calls import Calls
 from coordinator.core.commands import ErrorCode, Refused
 from coordinator.core.records import Result
+from coordinator.open_transactions import (
+    Found,
+    Kind,
+    Known,
+    Open,
+    PartitionDescription,
+    Seen,
+    Unexamined,
+    classify,
+    covers,
+)
 from oncebox import wire
 from oncebox.v1 import manifest_pb2, peer_pb2
-from oncebox.wire import OFFSETS_TOPIC, ActiveProducer, ClusterMetadata, TopicPartition, TxnMarker, Wire, WireError
+from oncebox.wire import OFFSETS_TOPIC, ClusterMetadata, TopicPartition, TxnMarker, Wire, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -30,133 +40,27 @@ NATIVE_LOG = "__transaction_state"
 EPOCH_TOP = 32_767
 PARTITIONS_PER_REQUEST = 500
 ASK_TIMEOUT_S = 10.0
+# Where it has to look through all its ids.
+ASK_LONG_TIMEOUT_S = 120.0
 LANE = "hanging"
 
 
-class Kind(IntEnum):
-    """As OpenTransaction.Kind."""
-
-    ONCEBOX = 1
-    NATIVE = 2
-    HANGING = 3
-    UNKNOWN = 4
-
-
-class Seen(NamedTuple):
-    """A transaction open on a partition, as the partition's leader sees it."""
-
-    partition: TopicPartition
-    producer: ActiveProducer
-    offset_first: int
-
-
-class Unexamined(NamedTuple):
-    """A partition that could not be looked at."""
-
-    partition: TopicPartition
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What the coordinators know of open transactions."""
-
-    # By (producer id, epoch).
-    ours: Mapping[tuple[int, int], peer_pb2.OpenProducer]
-    # Transactional ids by producer id.
-    native: Mapping[int, str]
-    # Whether these are all.
-    sees_all_native: bool
-    # Who did not answer; while somebody is missing nothing counts as hanging.
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    topic: str
-    partition: int
-    producer_id: int
-    epoch: int
-    coordinator_epoch: int
-    offset_first: int
-    age_ms: int
-    kind: Kind
-    transactional_id: str = ""
-    number: int = 0
-    # Of a hanging one: how it is ended, or would be.
-    ends_as: Result = Result.UNDECIDED
-    # Whether it is certain that it is not Kafka's own.
-    may_end: bool = False
-    ended: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionDescription:
-    offset_stable: int
-    offset_high_watermark: int
-    open: tuple[Open, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    hanging: tuple[Open, ...]
-    unexamined: tuple[Unexamined, ...]
-
-
-# All open transactions that the instance at this address knows.
-ListOpen = Callable[[str], Awaitable[peer_pb2.ListOpenResponse]]
+# All open transactions that the instance at this address knows, and which of these producer ids are, or were, its.
+ListOpen = Callable[[str, Sequence[int]], Awaitable[peer_pb2.ListOpenResponse]]
 # The manifests in the whole feed of these (producer id, epoch).
 FindManifests = Callable[[frozenset[tuple[int, int]]], Awaitable[Sequence[manifest_pb2.Manifest]]]
 
 
-def classify(seen: Seen, known: Known, *, now_ms: int, age_min_ms: int) -> Open:
-    producer = seen.producer
-    age_ms = max(now_ms - producer.last_timestamp_ms, 0)
-    ours = known.ours.get((producer.producer_id, producer.producer_epoch))
-    native = known.native.get(producer.producer_id)
-    if ours is not None:
-        kind = Kind.ONCEBOX
-    elif native is not None:
-        kind = Kind.NATIVE
-    elif known.missing or age_ms < age_min_ms:
-        kind = Kind.UNKNOWN
-    else:
-        kind = Kind.HANGING
-    return Open(
-        topic=seen.partition.topic,
-        partition=seen.partition.partition,
-        producer_id=producer.producer_id,
-        epoch=producer.producer_epoch,
-        coordinator_epoch=producer.coordinator_epoch,
-        offset_first=seen.offset_first,
-        age_ms=age_ms,
-        kind=kind,
-        transactional_id=ours.transactional_id if ours else native or "",
-        number=ours.number if ours else 0,
-    )
-
-
-def covers(manifest: manifest_pb2.Manifest, hanging: Open, topic_id: bytes, offsets_partitions: int) -> bool:
-    """Whether the manifest says that this very transaction was committed on this very partition."""
-    if (manifest.producer_id, manifest.epoch) != (hanging.producer_id, hanging.epoch):
-        return False
-    if hanging.topic == OFFSETS_TOPIC:
-        homes = {wire.offsets_partition(entry.group_id, offsets_partitions) for entry in manifest.group_offsets}
-        return hanging.partition in homes
-    return any(
-        entry.topic_id == topic_id
-        and entry.partition == hanging.partition
-        and any(run.offset_first <= hanging.offset_first < run.offset_next for run in entry.runs)
-        for entry in manifest.written
-    )
-
-
-async def ask_peer(open_channel: Callable[[str], grpc.aio.Channel], address: str) -> peer_pb2.ListOpenResponse:
+async def ask_peer(
+    open_channel: Callable[[str], grpc.aio.Channel], address: str, producer_ids: Sequence[int]
+) -> peer_pb2.ListOpenResponse:
     from oncebox.v1.peer_pb2_grpc import PeersStub
 
     async with open_channel(address) as channel:
         stub = PeersStub(channel)
-        response: peer_pb2.ListOpenResponse = await stub.ListOpen(peer_pb2.ListOpenRequest(), timeout=ASK_TIMEOUT_S)
+        request = peer_pb2.ListOpenRequest(producer_ids=producer_ids)
+        timeout_s = ASK_LONG_TIMEOUT_S if producer_ids else ASK_TIMEOUT_S
+        response: peer_pb2.ListOpenResponse = await stub.ListOpen(request, timeout=timeout_s)
         return response
 
 
@@ -181,6 +85,8 @@ class Hanging:
         self._age_min_ms = age_min_ms
         self._now_ms = now_ms
         self._first_swept_ms: dict[tuple[str, int, int, int, int], int] = {}
+        # Of those: what no id of ours has to do with. That never changes, for nobody is given a producer id twice.
+        self._strangers: set[tuple[str, int, int, int, int]] = set()
 
     async def describe(self, topic: str, partition: int) -> PartitionDescription | Refused:
         """Who has a transaction open there; the first of them holds the last stable offset."""
@@ -244,9 +150,26 @@ class Hanging:
         self._first_swept_ms = {_key(entry): self._first_swept_ms.get(_key(entry), now_ms) for entry in hanging}
         ripe = [entry for entry in hanging if now_ms - self._first_swept_ms[_key(entry)] >= self._age_min_ms]
         try:
-            return await self._end(ripe)
+            return await self._end(await self._ours(ripe))
         except WireError as error:
             return _refuse_unavailable(f"no answer from Kafka ({type(error).__name__})")
+
+    async def _ours(self, hanging: Sequence[Open]) -> list[Open]:
+        """Those that our feed has a commit of, or whose producer id is or was that of an id of ours."""
+        unsure = {_key(entry): entry for entry in hanging if entry.may_end and entry.ends_as is not Result.COMMITTED}
+        self._strangers &= unsure.keys()
+        asked = sorted({entry.producer_id for key, entry in unsure.items() if key not in self._strangers})
+        if asked:
+            answers, missing = await self._ask_all(asked)
+            if missing:
+                # The next sweep asks again.
+                return [entry for entry in hanging if _key(entry) not in unsure]
+            held = {producer_id for answer in answers for producer_id in answer.held}
+            for key, entry in unsure.items():
+                if key not in self._strangers and entry.producer_id not in held:
+                    self._strangers.add(key)
+                    _tell_of_stranger(entry)
+        return [entry for entry in hanging if _key(entry) not in self._strangers]
 
     @property
     def swept(self) -> int:
@@ -288,21 +211,26 @@ class Hanging:
         producer_ids = sorted({entry.producer.producer_id for entry in seen})
         if not producer_ids:
             return Known(ours={}, native={}, sees_all_native=True, missing=())
+        answers, missing = await self._ask_all()
+        ours = {(entry.producer_id, entry.epoch): entry for answer in answers for entry in answer.open}
+        native, sees_all = await self._native(producer_ids, missing)
+        return Known(ours=ours, native=native, sees_all_native=sees_all, missing=tuple(missing))
+
+    async def _ask_all(self, producer_ids: Sequence[int] = ()) -> tuple[list[peer_pb2.ListOpenResponse], list[str]]:
+        """What all instances answer, and which log partitions nobody speaks for."""
         leaders = {led.log_partition: led.address for led in self._calls.leaders()}
         addresses = sorted(set(leaders.values()))
-        answers = await asyncio.gather(*(self._list_open(address) for address in addresses), return_exceptions=True)
-        ours = {}
+        asking = (self._list_open(address, producer_ids) for address in addresses)
+        heard: list[peer_pb2.ListOpenResponse] = []
         unanswered = set(range(self._calls.partition_count))
-        for address, answer in zip(addresses, answers, strict=True):
+        for address, answer in zip(addresses, await asyncio.gather(*asking, return_exceptions=True), strict=True):
             if isinstance(answer, BaseException):
                 logger.warning("%s does not say what is open there: %s", address, type(answer).__name__)
                 continue
             # One that has lost a partition may not have noticed: it does not speak for the one that leads it now.
             unanswered -= {partition for partition in answer.log_partitions if leaders.get(partition) == address}
-            ours.update({(entry.producer_id, entry.epoch): entry for entry in answer.open})
-        missing = [f"log partition {partition}" for partition in sorted(unanswered)]
-        native, sees_all = await self._native(producer_ids, missing)
-        return Known(ours=ours, native=native, sees_all_native=sees_all, missing=tuple(missing))
+            heard.append(answer)
+        return heard, [f"log partition {partition}" for partition in sorted(unanswered)]
 
     async def _native(self, producer_ids: Sequence[int], missing: list[str]) -> tuple[dict[int, str], bool]:
         cluster = await self._wire.metadata([NATIVE_LOG])
@@ -390,6 +318,18 @@ class Hanging:
             error.name if error else entry.ends_as.name,
         )
         return replace(entry, ended=not error)
+
+
+def _tell_of_stranger(entry: Open) -> None:
+    logger.warning(
+        "hanging transaction on %s:%d, producer id %d, epoch %d: not ended, for no id of ours has this producer id; if "
+        "no other Oncebox writes there, end it: oncebox txn hanging --topic %s --end",
+        entry.topic,
+        entry.partition,
+        entry.producer_id,
+        entry.epoch,
+        entry.topic,
+    )
 
 
 def _key(entry: Open) -> tuple[str, int, int, int, int]:

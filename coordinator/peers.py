@@ -11,7 +11,9 @@ from contextlib import suppress
 
 import grpc
 
+from coordinator.core.apply import PartitionState
 from coordinator.core.state import TransactionState
+from coordinator.log import codec
 from coordinator.log.lead import coordinator_epoch
 from coordinator.shard import Shard, ShardState
 from oncebox.v1 import peer_pb2, peer_pb2_grpc
@@ -75,14 +77,37 @@ class PeerServicer(peer_pb2_grpc.PeersServicer):
     async def ListOpen(  # noqa: N802 - gRPC's name
         self, request: peer_pb2.ListOpenRequest, context: grpc.aio.ServicerContext
     ) -> peer_pb2.ListOpenResponse:
-        del request, context
+        del context
         response = peer_pb2.ListOpenResponse()
+        wanted = frozenset(request.producer_ids)
         for shard in list(self._shards()):
             # Asked of the log itself: a deposed leader must not speak for a partition it has lost.
             if shard.state is ShardState.SERVING and await shard.confirm():
                 response.log_partitions.append(shard.partition)
                 response.open.extend(open_producers(shard))
+                response.held.extend(sorted(await held_producer_ids(shard.ids, wanted)))
         return response
+
+
+async def held_producer_ids(ids: PartitionState, wanted: frozenset[int]) -> set[int]:
+    """Those of them that some id has now, or had in one of its last transactions."""
+    held: set[int] = set()
+    if not wanted:
+        return held
+
+    def look_at_active() -> None:
+        for state in ids.active.values():
+            outcomes = (outcome.grant.producer_id for outcome in state.outcomes)
+            held.update(wanted.intersection([*(slot.producer_id for slot in state.slots), *outcomes]))
+
+    # Twice: while the packed ones are looked at, block by block, an id may leave them or come to them.
+    look_at_active()
+    for block in ids.packed.blocks_from():
+        for value in block.values():
+            held.update(wanted.intersection(codec.producer_ids(value)))
+        await asyncio.sleep(0)
+    look_at_active()
+    return held
 
 
 def open_producers(shard: Shard) -> list[peer_pb2.OpenProducer]:

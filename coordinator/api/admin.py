@@ -16,7 +16,8 @@ from coordinator.api.replies import fill_get_outcome
 from coordinator.api.rules import RequestRefusedError, check_name, check_topic, refuse, shown
 from coordinator.calls import WatchOverrunError
 from coordinator.core.commands import Abort, Command, ErrorCode, ForceFence, Refused
-from coordinator.hanging import Hanging, Open
+from coordinator.hanging import Hanging
+from coordinator.open_transactions import Open
 from oncebox.access.permissions import ANONYMOUS
 from oncebox.v1 import admin_pb2 as pb
 from oncebox.v1.admin_pb2_grpc import AdminServicer

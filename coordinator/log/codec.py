@@ -182,6 +182,12 @@ def updated_at_ms(value: bytes) -> int:
     return parse_value(value).id.updated_at_ms
 
 
+def producer_ids(value: bytes) -> set[int]:
+    """Those that an id has, and those of its last transactions; the rest of it is not looked at."""
+    state = parse_value(value).id
+    return {slot.producer_id for slot in state.slots} | {outcome.producer_id for outcome in state.outcomes}
+
+
 def id_state(transactional_id: str, message: log_pb2.IdState) -> IdState:
     owner = message.owner
     return IdState(

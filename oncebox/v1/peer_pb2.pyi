@@ -37,8 +37,10 @@ class Leading(_message.Message):
     def __init__(self, instance: _Optional[str] = ..., address: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[LedPartition, _Mapping]]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class ListOpenRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("producer_ids",)
+    PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
+    producer_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, producer_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
     __slots__ = ("transactional_id", "number", "producer_id", "epoch")
@@ -53,9 +55,11 @@ class OpenProducer(_message.Message):
     def __init__(self, transactional_id: _Optional[str] = ..., number: _Optional[int] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ListOpenResponse(_message.Message):
-    __slots__ = ("log_partitions", "open")
+    __slots__ = ("log_partitions", "open", "held")
     LOG_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     log_partitions: _containers.RepeatedScalarFieldContainer[int]
     open: _containers.RepeatedCompositeFieldContainer[OpenProducer]
-    def __init__(self, log_partitions: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[_Union[OpenProducer, _Mapping]]] = ...) -> None: ...
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, log_partitions: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[_Union[OpenProducer, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...

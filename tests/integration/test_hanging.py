@@ -13,7 +13,8 @@ from confluent_kafka import TopicPartition as StockPartition
 
 from coordinator.core.commands import ErrorCode, Refused
 from coordinator.core.records import Result
-from coordinator.hanging import Hanging, Kind, Open
+from coordinator.hanging import Hanging
+from coordinator.open_transactions import Kind, Open
 from oncebox.v1 import manifest_pb2, peer_pb2, transaction_pb2
 from oncebox.wire import (
     OFFSETS_TOPIC,
@@ -44,6 +45,8 @@ class Scene:
         self.partition = TopicPartition(topic, 0)
         self.known: list[peer_pb2.OpenProducer] = []
         self.answering = [0, 1, 2, 3]
+        # Producer ids that ids of the log have, or had.
+        self.held: list[int] = []
         self.manifests: list[manifest_pb2.Manifest] = []
         self.now_ms = time.time_ns() // 1_000_000
         # What happens between the look at the partition and the answers of the log partitions.
@@ -58,10 +61,11 @@ class Scene:
             now_ms=lambda: self.now_ms,
         )
 
-    async def list_open(self, _address: str) -> peer_pb2.ListOpenResponse:
+    async def list_open(self, _address: str, producer_ids: Sequence[int]) -> peer_pb2.ListOpenResponse:
         if self.meanwhile is not None:
             await self.meanwhile()
-        return peer_pb2.ListOpenResponse(log_partitions=self.answering, open=self.known)
+        held = [each for each in self.held if each in producer_ids]
+        return peer_pb2.ListOpenResponse(log_partitions=self.answering, open=self.known, held=held)
 
     async def find_manifests(self, producers: frozenset[tuple[int, int]]) -> Sequence[manifest_pb2.Manifest]:
         return [each for each in self.manifests if (each.producer_id, each.epoch) in producers]
@@ -320,6 +324,7 @@ async def test_what_ends_meanwhile_is_not_ended_again(scene: Scene, producer_id:
 
 async def test_the_sweep_is_patient(scene: Scene, producer_id: int):
     """Records may be stamped with any time: what looks old may have been written just now."""
+    scene.held = [producer_id]
     await scene.open(producer_id)
     await scene.sweep_only_here()
     assert await scene.sweep() == []
@@ -328,6 +333,27 @@ async def test_the_sweep_is_patient(scene: Scene, producer_id: int):
     scene.now_ms += 1
     assert [each.ended for each in await scene.sweep()] == [True]
     assert await scene.sweep() == []
+
+
+async def test_the_sweep_leaves_alone_what_may_be_of_another_oncebox(
+    scene: Scene, producer_id: int, caplog: pytest.LogCaptureFixture
+):
+    """One with a log of its own on the same brokers: what it has prepared is open for as long as it likes."""
+    await scene.open(producer_id)
+    await scene.sweep_only_here()
+    assert await scene.sweep() == []
+    scene.now_ms += HOUR_MS
+    scene.answering = [0, 1, 2]
+    assert isinstance(await scene.hanging.sweep(), Refused)
+    scene.answering = [0, 1, 2, 3]
+    for _ in range(2):
+        assert await scene.sweep() == []
+    told = [record.message for record in caplog.records if "no id of ours has this producer id" in record.message]
+    assert len(told) == 1
+    assert f"oncebox txn hanging --topic {scene.partition.topic} --end" in told[0]
+    assert scene.hanging.swept == 1
+    (found,) = await scene.find(end=True)
+    assert found.ended  # a person says that it is nobody's
 
 
 async def test_places_that_do_not_exist(scene: Scene):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from coordinator.api.admin import TURN_IDS
 from coordinator.core.commands import ErrorCode, Refused
 from coordinator.core.records import Result
-from coordinator.hanging import Found, Kind, Open, PartitionDescription, Unexamined
+from coordinator.open_transactions import Found, Kind, Open, PartitionDescription, Unexamined
 from oncebox.session import CONNECT_TIMEOUT_MS
 from oncebox.wire import TopicPartition
 from tests.unit.api.bench import Bench, commit, eventually, settings_for_tests, written

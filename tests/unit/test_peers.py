@@ -9,9 +9,13 @@ import grpc
 import pytest
 
 from coordinator import peers as module
-from coordinator.peers import Peers
+from coordinator.core.apply import PartitionState, apply
+from coordinator.core.records import IdState, Slot
+from coordinator.log import codec
+from coordinator.peers import Peers, held_producer_ids
 from oncebox.session import open_plain_channel
 from oncebox.v1 import peer_pb2, peer_pb2_grpc
+from tests.unit.core.states import NOW_MS, id_state, outcome
 
 LEADING = peer_pb2.Leading(
     instance="other", partitions=[peer_pb2.LedPartition(log_partition=3, coordinator_epoch=7, serving=True)]
@@ -122,6 +126,27 @@ async def test_an_instance_that_goes_before_a_new_stream_has_said_anything_is_to
     await asyncio.sleep(0.1)
     assert gone.empty()  # once
     await peers.close()
+
+
+async def test_producer_ids_are_found_with_active_and_packed_ids_and_with_those_that_move_meanwhile() -> None:
+    def state(name: str, now: int, former: int) -> IdState:
+        slot = Slot(producer_id=now, epoch=0, since_ms=NOW_MS)
+        return id_state(transactional_id=name, slots=(slot,), outcomes=(outcome(1, producer_id=former),))
+
+    ids = PartitionState(unpack=codec.decode_id)
+    for number, name in enumerate(("active", "leaving", "packed", "waking")):
+        apply(ids, state(name, 10 * number, 10 * number + 1))
+    for name in ("packed", "waking"):
+        ids.packed.put(name, codec.encode_id(ids.active.pop(name)))
+    asking = asyncio.ensure_future(held_producer_ids(ids, frozenset(range(100)) - {1}))
+    leaving = ids.active["leaving"]
+    await asyncio.sleep(0)
+    woken = codec.decode_id("waking", ids.packed.get("waking") or b"")
+    apply(ids, woken)
+    del ids.active["leaving"]
+    ids.packed.put("leaving", codec.encode_id(leaving))
+    assert await asking == {0, 10, 11, 20, 21, 30, 31}
+    assert await held_producer_ids(ids, frozenset()) == set()
 
 
 class Words:

@@ -16,7 +16,8 @@ from coordinator.core.commands import Refused
 from coordinator.core.records import Outcome
 from coordinator.gateway.holders import Holders
 from coordinator.gateway.stream import TransactStream
-from coordinator.hanging import Found, Hanging, PartitionDescription
+from coordinator.hanging import Hanging
+from coordinator.open_transactions import Found, PartitionDescription
 from coordinator.peers import PeerServicer
 from coordinator.steady_clock import SteadyClock
 from oncebox.errors import UsageError

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.core.commands import ErrorCode, Refused
 from coordinator.core.records import Result
-from coordinator.hanging import Found, Kind, Open, PartitionDescription, Unexamined
+from coordinator.open_transactions import Found, Kind, Open, PartitionDescription, Unexamined
 from oncebox.v1 import admin_pb2 as pb
 from oncebox.v1 import coordinator_pb2, transaction_pb2
 from oncebox.wire import TopicPartition

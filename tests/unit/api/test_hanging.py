@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.hanging import Kind, Known, Open, Seen, classify, covers
+from coordinator.open_transactions import Kind, Known, Open, Seen, classify, covers
 from oncebox.v1 import manifest_pb2, peer_pb2, transaction_pb2
 from oncebox.wire import OFFSETS_TOPIC, ActiveProducer, TopicPartition, offsets_partition
 
