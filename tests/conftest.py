@@ -41,6 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(RESOURCES[fixture])
         if item.get_closest_marker("spark"):
             item.add_marker(SPARK_WARNING)
+    # They stay together and take longest: whichever process has them must not be the last by far.
+    items.sort(key=lambda item: not item.nodeid.startswith(SPARK_FOLDER))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
