@@ -109,7 +109,9 @@ def _finish(transaction: Any, database: Database, settle_s: float) -> Generator[
         yield database.flush()
         if transaction.is_empty:
             yield database.commit()
-            yield transaction.abort()
+            # It is done, whatever the coordinator says: the next begin finds out what became of the grant.
+            with suppress(OnceboxError):
+                yield transaction.abort()
             return
         # What is written has its number for good.
         yield transaction.flush()
