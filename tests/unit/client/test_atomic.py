@@ -10,8 +10,9 @@ import pytest
 import oncebox
 from oncebox import atomic_commit
 from oncebox.claim import Claim, ProducerSettings
-from oncebox.producer import Producer
-from oncebox.v1 import transaction_pb2
+from oncebox.errors import UsageError, error_from
+from oncebox.producer import Producer, _prepared
+from oncebox.v1 import coordinator_pb2, transaction_pb2
 from tests.unit.client.test_transaction import Coordinator, World
 
 
@@ -67,6 +68,35 @@ class Chaining(Coordinator):
         return response
 
 
+class Shared(Coordinator):
+    """Has a transaction that one instance or another has prepared; None: all are decided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: int | None = 7
+        # What a newer instance prepares as soon as that is decided.
+        self.following: int | None = None
+
+    async def call(self, _transactional_id: str, name: str, request: Any, *, timeout_s: float) -> Any:
+        del timeout_s
+        grant = transaction_pb2.Grant(number=self.waiting or 9, producer_id=1, epoch=2 * (self.waiting or 9))
+        if name == "init_producer":
+            if self.waiting is None:
+                return coordinator_pb2.InitProducerResponse(grant=grant)
+            token = atomic_commit.wrap_metadata("this database", b"")
+            prepared = coordinator_pb2.PreparedTransaction(grant=grant, resume_token=token)
+            return coordinator_pb2.InitProducerResponse(prepared=prepared)
+        if name == "add_partitions" and self.waiting is not None:
+            raise error_from(transaction_pb2.Error(code=transaction_pb2.INVALID_TXN_STATE, message="PREPARED"))
+        if name == "end":
+            # To the one who found it no grant is given for the next.
+            self.ends.append(request)
+            self.waiting = self.following
+            outcome = transaction_pb2.Outcome(number=request.grant.number, result=request.result)
+            return coordinator_pb2.EndResponse(outcome=outcome)
+        return coordinator_pb2.AddPartitionsResponse(grant=request.grant)
+
+
 class Service:
     """A producer that has its transactional id, and the database that it works with."""
 
@@ -109,3 +139,44 @@ async def test_the_database_alone_has_committed_whatever_the_coordinator_says(se
     assert service.world.written == [b"first", b"third"]
     results = [outcome.result for outcome in service.coordinator.outcomes.values()]
     assert results.count(transaction_pb2.COMMITTED) == 2
+
+
+@pytest.fixture
+async def guest(monkeypatch: pytest.MonkeyPatch) -> Service:
+    """Decides what a dead instance has left, and may go on."""
+    monkeypatch.setattr(atomic_commit, "database_of", lambda connection, **_: connection)
+    made = Service(Shared())
+    made.producer._transaction = _prepared(made.tools, await made.claim.take())
+    return made
+
+
+async def test_what_another_instance_has_prepared_meanwhile_is_not_begun_over(guest: Service) -> None:
+    coordinator: Any = guest.coordinator
+    assert await oncebox.recover(guest.producer, guest.database) == "aborted"
+    # A newer instance prepares this one and commits in the database; ours has not heard that it is fenced.
+    coordinator.waiting = 8
+    guest.database.decided[8] = "committed"
+    for _ in range(2):
+        with pytest.raises(UsageError, match="recover"):
+            await guest.transfer(b"late")
+    assert [(end.grant.number, end.result) for end in coordinator.ends] == [(7, transaction_pb2.ABORTED)]
+    assert await oncebox.recover(guest.producer, guest.database) == "committed"
+    assert coordinator.ends[-1].grant.number == 8
+    await (await guest.producer.begin()).abort()
+
+
+async def test_one_begun_ahead_is_not_granted_over_what_another_instance_has_prepared(guest: Service) -> None:
+    coordinator: Any = guest.coordinator
+    assert guest.producer.prepared is not None
+    coordinator.following = 8
+    committing = guest.producer.prepared.commit_soon()
+    ahead = await guest.producer.begin()
+    await ahead.send("t", b"late")
+    await committing
+    with pytest.raises(UsageError, match="recover"):
+        await ahead.commit()
+    await ahead.abort()
+    assert [end.grant.number for end in coordinator.ends] == [7]
+    with pytest.raises(UsageError, match="recover"):
+        await guest.producer.begin()
+    assert guest.producer.prepared.number == 8
