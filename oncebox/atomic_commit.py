@@ -320,8 +320,8 @@ def recover(producer: Producer, connection: Any, *, settle_s: float = SETTLE_S) 
 @overload
 def recover(producer: blocking.Producer, connection: Any, *, settle_s: float = SETTLE_S) -> Decision | None: ...
 def recover(producer: Any, connection: Any, *, settle_s: float = SETTLE_S) -> Any:
-    """After a start with keep_prepared=True, or a PendingError or InDoubtError: decides what waits for a decision, as
-    the database says. None: nothing did.
+    """After a start with keep_prepared=True, or an error of atomic(): decides what waits for a decision, as the
+    database says. None: nothing did.
     """
     is_async = isinstance(producer, Producer)
     steps = _recover(producer, database_of(connection, is_async=is_async), settle_s)

@@ -254,11 +254,12 @@ class Producer:
 
     @property
     def prepared(self) -> Transaction | None:
-        """What waits to be committed or aborted before the next can begin: prepared here, or by a former instance
-        (ProducerSettings.keep_prepared).
+        """What waits to be committed or aborted before the next can begin: prepared here, perhaps without an answer, or
+        by another instance (ProducerSettings.keep_prepared).
         """
         transaction = self._transaction
-        return transaction if transaction is not None and transaction.state is State.PREPARED else None
+        is_asked_for = transaction is not None and transaction.state in {State.PREPARING, State.PREPARED}
+        return transaction if is_asked_for else None
 
     @property
     def resume_token(self) -> bytes:

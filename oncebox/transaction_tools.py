@@ -76,7 +76,8 @@ def still_open(transaction: Transaction) -> UsageError:
     """Why the next one cannot begin."""
     if transaction.state is State.OPEN:
         return misused(transaction.name, "the last transaction is still open: commit or abort it first")
-    told = "this transaction is prepared and still open: call recover(), or commit or abort Producer.prepared, first"
+    stands = "may be prepared" if transaction.state is State.PREPARING else "is prepared"
+    told = f"the last transaction {stands} and still open: call recover(), or commit or abort Producer.prepared, first"
     return misused(transaction.name, told)
 
 

@@ -10,7 +10,7 @@ import pytest
 import oncebox
 from oncebox import atomic_commit
 from oncebox.claim import Claim, ProducerSettings
-from oncebox.errors import UsageError, error_from
+from oncebox.errors import CoordinatorNotAvailableError, UsageError, error_from
 from oncebox.producer import Producer, _prepared
 from oncebox.v1 import coordinator_pb2, transaction_pb2
 from tests.unit.client.test_transaction import Coordinator, World
@@ -180,3 +180,21 @@ async def test_one_begun_ahead_is_not_granted_over_what_another_instance_has_pre
     with pytest.raises(UsageError, match="recover"):
         await guest.producer.begin()
     assert guest.producer.prepared.number == 8
+
+
+async def test_what_may_be_prepared_is_decided_by_recovering(service: Service) -> None:
+    """Neither its preparation nor its abort is answered: it must not stand in the way until the next start."""
+    with pytest.raises(CoordinatorNotAvailableError):  # noqa: PT012 - the block is what is tested
+        async with oncebox.atomic(service.producer, service.database) as (transaction, _):
+            await transaction.send("t", b"never")
+            await transaction.flush()
+            service.coordinator.is_away = True
+            service.coordinator.lost = ["request"]
+    service.coordinator.is_away = False
+    with pytest.raises(UsageError, match="recover"):
+        await service.transfer(b"too early")
+    assert await oncebox.recover(service.producer, service.database) == "aborted"
+    assert service.database.decided == {transaction.number: "aborted"}
+    assert service.coordinator.outcomes[transaction.number].result == transaction_pb2.ABORTED
+    await service.transfer(b"next")
+    assert service.database.steps[-1] == "commit"
