@@ -48,6 +48,16 @@ class Database(Protocol):
     def sleep(self, seconds: float) -> Any: ...
 
 
+def _psycopg_cursor(connection: Any, plain: str, binding: str) -> Any:
+    """One of our own: the application's may make anything of a row, and read placeholders in another way."""
+    import psycopg
+    from psycopg.rows import tuple_row
+
+    # Whoever binds parameters in the client may be behind a pooler that knows no prepared statements.
+    is_binding = issubclass(connection.cursor_factory, getattr(psycopg, binding))
+    return getattr(psycopg, binding if is_binding else plain)(connection, row_factory=tuple_row)
+
+
 class _BlockingPsycopg:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -66,8 +76,9 @@ class _BlockingPsycopg:
         """There is nothing but what was executed."""
 
     def execute(self, name: str, values: Mapping[str, object]) -> list[Any]:
-        cursor = self._connection.execute(PLACEHOLDERS[name], values)
-        return cursor.fetchall() if cursor.description else []
+        with _psycopg_cursor(self._connection, "Cursor", "ClientCursor") as cursor:
+            cursor.execute(PLACEHOLDERS[name], values)
+            return cursor.fetchall() if cursor.description else []
 
     def commit(self) -> None:
         self._connection.commit()
@@ -102,8 +113,9 @@ class _AsyncPsycopg:
         """There is nothing but what was executed."""
 
     async def execute(self, name: str, values: Mapping[str, object]) -> list[Any]:
-        cursor = await self._connection.execute(PLACEHOLDERS[name], values)
-        return await cursor.fetchall() if cursor.description else []
+        async with _psycopg_cursor(self._connection, "AsyncCursor", "AsyncClientCursor") as cursor:
+            await cursor.execute(PLACEHOLDERS[name], values)
+            return await cursor.fetchall() if cursor.description else []
 
     async def commit(self) -> None:
         await self._connection.commit()
