@@ -178,6 +178,12 @@ class _AsyncPsycopg:
         return asyncio.sleep(seconds)
 
 
+def _is_begun(connection: Any) -> bool:
+    """Of SQLAlchemy; also the connection a session is bound to: the session would leave the commit to its owner."""
+    bound = connection.get_bind() if hasattr(connection, "get_bind") else connection
+    return bool(connection.in_transaction() or (hasattr(bound, "in_transaction") and bound.in_transaction()))
+
+
 def _check_transactional(connection: Any) -> None:
     """Of SQLAlchemy, begun: in AUTOCOMMIT each statement would be committed by itself, whatever becomes of the rest."""
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
@@ -194,7 +200,7 @@ class _BlockingAlchemy:
         self._connection = connection
 
     def in_transaction(self) -> bool:
-        return bool(self._connection.in_transaction())
+        return _is_begun(self._connection)
 
     def begin(self) -> None:
         # Not left to the first statement: one that the application begins within the block is refused, else it would
@@ -239,7 +245,7 @@ class _AsyncAlchemy:
         self._connection = connection
 
     def in_transaction(self) -> bool:
-        return bool(self._connection.in_transaction())
+        return _is_begun(self._connection)
 
     async def begin(self) -> None:
         await self._connection.begin()

@@ -12,6 +12,7 @@ from sqlalchemy import orm
 import oncebox
 from oncebox.atomic_commit import drive_blocking, identify, wrap_metadata
 from oncebox.databases import database_of
+from oncebox.errors import UsageError
 from oncebox.transaction import Transaction
 from tests.integration.atomic.conftest import INSERT, Bank, agree, connect, transfer
 from tests.integration.atomic.killed import INSERT_NAMED, url_of
@@ -199,3 +200,22 @@ def test_blocking_sqlalchemys_transaction_in_a_block_is_a_part_of_it(bank: Bank,
             transfer_in_part_blocking(bank, producer, connection, connection.begin_nested, insert)
     engine.dispose()
     bank.check_agree(set())
+
+
+async def test_a_session_on_a_connection_that_is_in_a_transaction_is_refused(bank: Bank):
+    """Its commit would be left to whoever began that one, and Kafka's would not."""
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    engine = create_async_engine(url_of(bank))
+    async with bank.producer() as producer, engine.connect() as connection:
+        await connection.begin()
+        async with AsyncSession(connection) as session:
+            with pytest.raises(UsageError, match="in a transaction already"):
+                async with oncebox.atomic(producer, session) as (transaction, _):
+                    await transaction.send(bank.topic, b"never")
+        await connection.rollback()
+        async with AsyncSession(connection) as session, oncebox.atomic(producer, session) as (transaction, _):
+            await transaction.send(bank.topic, b"a")
+            await session.execute(INSERT_NAMED, {"name": "a"})
+    await engine.dispose()
+    await agree(bank, "a")
