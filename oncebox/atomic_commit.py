@@ -109,7 +109,9 @@ def _finish(transaction: Any, database: Database, settle_s: float) -> Generator[
         yield database.flush()
         if transaction.is_empty:
             yield database.commit()
-            yield transaction.abort()
+            # It is done, whatever the coordinator says: the next begin finds out what became of the grant.
+            with suppress(OnceboxError):
+                yield transaction.abort()
             return
         # What is written has its number for good.
         yield transaction.flush()
@@ -318,8 +320,8 @@ def recover(producer: Producer, connection: Any, *, settle_s: float = SETTLE_S) 
 @overload
 def recover(producer: blocking.Producer, connection: Any, *, settle_s: float = SETTLE_S) -> Decision | None: ...
 def recover(producer: Any, connection: Any, *, settle_s: float = SETTLE_S) -> Any:
-    """After a start with keep_prepared=True, or a PendingError or InDoubtError: decides what waits for a decision, as
-    the database says. None: nothing did.
+    """After a start with keep_prepared=True, or an error of atomic(): decides what waits for a decision, as the
+    database says. None: nothing did.
     """
     is_async = isinstance(producer, Producer)
     steps = _recover(producer, database_of(connection, is_async=is_async), settle_s)

@@ -77,11 +77,14 @@ class Claim:
         """The grant in hand is used up, and the next one not known."""
         self._in_doubt = True
 
-    async def settle(self) -> None:
-        """Before each begin, while holding the turn: out of doubt."""
-        if self._in_doubt:
-            # What a former instance had prepared is decided by whoever finds it, but gives no right to the next.
-            await self._init(None if self._is_guest else self.grant)
+    async def settle(self) -> coordinator_pb2.PreparedTransaction | None:
+        """Before each begin, while holding the turn: out of doubt, or what is found prepared. That is to be decided
+        first: until then nobody is granted the next.
+        """
+        if not self._in_doubt:
+            return None
+        # What a former instance had prepared is decided by whoever finds it, but gives no right to the next.
+        return await self._init(None if self._is_guest else self.grant)
 
     async def _init(self, grant: transaction_pb2.Grant | None) -> coordinator_pb2.PreparedTransaction | None:
         response = await self.call(

@@ -48,32 +48,72 @@ class Database(Protocol):
     def sleep(self, seconds: float) -> Any: ...
 
 
+def _psycopg_cursor(connection: Any, plain: str, binding: str) -> Any:
+    """One of our own: the application's may make anything of a row, and read placeholders in another way."""
+    import psycopg
+    from psycopg.rows import tuple_row
+
+    # Whoever binds parameters in the client may be behind a pooler that knows no prepared statements.
+    is_binding = issubclass(connection.cursor_factory, getattr(psycopg, binding))
+    return getattr(psycopg, binding if is_binding else plain)(connection, row_factory=tuple_row)
+
+
+def _check_left_committed(transaction: Any) -> None:
+    """A block of psycopg whose connection is known to be lost is left without a word."""
+    if transaction.status.value != "committed":
+        import psycopg
+
+        raise psycopg.OperationalError("the connection is lost, and nothing was committed on it")
+
+
+def _giving_up() -> tuple[Any, Any, None]:
+    """An exception that a block of psycopg is rolled back for, and does not raise."""
+    import psycopg
+
+    return psycopg.Rollback, psycopg.Rollback(), None
+
+
 class _BlockingPsycopg:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         # A connection that is lost does not say any more where it led.
         self._where = (connection.info.dsn, connection.info.password)
+        # psycopg's block and its transaction.
+        self._begun: tuple[Any, Any] | None = None
 
     def in_transaction(self) -> bool:
         return bool(self._connection.info.transaction_status != IDLE)
 
     def begin(self) -> None:
-        # Without autocommit the first statement begins it.
-        if self._connection.autocommit:
-            self._connection.execute("BEGIN")
+        """By psycopg's own block: the first one of the application would else be the outermost, and commit on leaving.
+        It sends the BEGIN that the first statement would send, and refuses commit() within.
+        """
+        block = self._connection.transaction()
+        self._begun = (block, block.__enter__())
 
     def flush(self) -> None:
         """There is nothing but what was executed."""
 
     def execute(self, name: str, values: Mapping[str, object]) -> list[Any]:
-        cursor = self._connection.execute(PLACEHOLDERS[name], values)
-        return cursor.fetchall() if cursor.description else []
+        with _psycopg_cursor(self._connection, "Cursor", "ClientCursor") as cursor:
+            cursor.execute(PLACEHOLDERS[name], values)
+            return cursor.fetchall() if cursor.description else []
 
     def commit(self) -> None:
-        self._connection.commit()
+        begun, self._begun = self._begun, None
+        if begun is None:
+            self._connection.commit()
+        else:
+            begun[0].__exit__(None, None, None)
+            _check_left_committed(begun[1])
 
     def rollback(self) -> None:
-        self._connection.rollback()
+        begun, self._begun = self._begun, None
+        if begun is None:
+            # It could not be committed.
+            self._connection.rollback()
+        else:
+            begun[0].__exit__(*_giving_up())
 
     def another(self) -> _BlockingPsycopg:
         dsn, password = self._where
@@ -81,6 +121,9 @@ class _BlockingPsycopg:
 
     def close(self) -> None:
         self._connection.close()
+        if self._begun is not None:
+            # Nothing is sent any more: the block is only not left open.
+            self.rollback()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -90,26 +133,37 @@ class _AsyncPsycopg:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._where = (connection.info.dsn, connection.info.password)
+        self._begun: tuple[Any, Any] | None = None
 
     def in_transaction(self) -> bool:
         return bool(self._connection.info.transaction_status != IDLE)
 
     async def begin(self) -> None:
-        if self._connection.autocommit:
-            await self._connection.execute("BEGIN")
+        block = self._connection.transaction()
+        self._begun = (block, await block.__aenter__())
 
     def flush(self) -> None:
         """There is nothing but what was executed."""
 
     async def execute(self, name: str, values: Mapping[str, object]) -> list[Any]:
-        cursor = await self._connection.execute(PLACEHOLDERS[name], values)
-        return await cursor.fetchall() if cursor.description else []
+        async with _psycopg_cursor(self._connection, "AsyncCursor", "AsyncClientCursor") as cursor:
+            await cursor.execute(PLACEHOLDERS[name], values)
+            return await cursor.fetchall() if cursor.description else []
 
     async def commit(self) -> None:
-        await self._connection.commit()
+        begun, self._begun = self._begun, None
+        if begun is None:
+            await self._connection.commit()
+        else:
+            await begun[0].__aexit__(None, None, None)
+            _check_left_committed(begun[1])
 
     async def rollback(self) -> None:
-        await self._connection.rollback()
+        begun, self._begun = self._begun, None
+        if begun is None:
+            await self._connection.rollback()
+        else:
+            await begun[0].__aexit__(*_giving_up())
 
     async def another(self) -> _AsyncPsycopg:
         dsn, password = self._where
@@ -117,9 +171,17 @@ class _AsyncPsycopg:
 
     async def close(self) -> None:
         await self._connection.close()
+        if self._begun is not None:
+            await self.rollback()
 
     def sleep(self, seconds: float) -> Any:
         return asyncio.sleep(seconds)
+
+
+def _is_begun(connection: Any) -> bool:
+    """Of SQLAlchemy; also the connection a session is bound to: the session would leave the commit to its owner."""
+    bound = connection.get_bind() if hasattr(connection, "get_bind") else connection
+    return bool(connection.in_transaction() or (hasattr(bound, "in_transaction") and bound.in_transaction()))
 
 
 def _check_transactional(connection: Any) -> None:
@@ -138,15 +200,16 @@ class _BlockingAlchemy:
         self._connection = connection
 
     def in_transaction(self) -> bool:
-        return bool(self._connection.in_transaction())
+        return _is_begun(self._connection)
 
     def begin(self) -> None:
-        """Begins by itself, with the first statement or here."""
+        # Not left to the first statement: one that the application begins within the block is refused, else it would
+        # be committed on leaving.
+        self._connection.begin()
         session = hasattr(self._connection, "get_bind")
-        connection = self._connection.connection() if session else self._connection
         try:
-            _check_transactional(connection)
-        except UsageError:
+            _check_transactional(self._connection.connection() if session else self._connection)
+        except BaseException:
             self.rollback()
             raise
 
@@ -182,14 +245,15 @@ class _AsyncAlchemy:
         self._connection = connection
 
     def in_transaction(self) -> bool:
-        return bool(self._connection.in_transaction())
+        return _is_begun(self._connection)
 
     async def begin(self) -> None:
+        await self._connection.begin()
         session = hasattr(self._connection, "get_bind")
-        connection = await self._connection.connection() if session else self._connection
         try:
+            connection = await self._connection.connection() if session else self._connection
             _check_transactional(connection.sync_connection)
-        except UsageError:
+        except BaseException:
             await self.rollback()
             raise
 

@@ -28,6 +28,7 @@ from oncebox.partitioner import Partitioner, sticky
 from oncebox.placement import Placement
 from oncebox.session import OpenChannel, Session, open_plain_channel, shared_session
 from oncebox.transaction import State, Tools, Transaction
+from oncebox.transaction_tools import still_open
 from oncebox.v1 import coordinator_pb2, transaction_pb2
 from oncebox.wire import KafkaSettings, TopicPartition, Wire, WireError
 from oncebox.writer import Writer
@@ -139,10 +140,7 @@ class Producer:
             offsets=GroupOffsetsSender(self._wire, self.settings.writer.delivery_timeout_ms),
             on_state=self._changed,
         )
-        found = await claim.take()
-        if found is not None:
-            self._transaction = Transaction(tools, found.grant, Registered(), prepared=True)
-            self._transaction.metadata = found.resume_token
+        self._transaction = _prepared(tools, await claim.take())
         heartbeat = asyncio.get_running_loop().create_task(self._beat(claim))
         self._leaving.push_async_callback(_cancel, heartbeat)
 
@@ -208,20 +206,23 @@ class Producer:
         async with claim.turn:
             if claim.error is not None:
                 raise claim.error
+            if self._transaction is None:
+                # Another instance may have prepared it while this one stood still.
+                self._transaction = _prepared(tools, await claim.settle())
             if self._transaction is not None:
-                raise UsageError("the last transaction is still open: commit or abort it first")
-            await claim.settle()
+                raise still_open(self._transaction)
             self._transaction = Transaction(tools, claim.grant, claim.registered)
             return self._transaction
 
     def _begin_ahead(self, tools: Tools, last: asyncio.Future[bool]) -> Transaction:
         transaction = self._transaction = Transaction(tools, None, Registered())
-        task = asyncio.get_running_loop().create_task(self._grant(transaction, tools.claim, last))
+        task = asyncio.get_running_loop().create_task(self._grant(transaction, tools, last))
         self._granting.add(task)
         task.add_done_callback(self._granting.discard)
         return transaction
 
-    async def _grant(self, transaction: Transaction, claim: Claim, last: asyncio.Future[bool]) -> None:
+    async def _grant(self, transaction: Transaction, tools: Tools, last: asyncio.Future[bool]) -> None:
+        claim = tools.claim
         try:
             if not await last:
                 transaction.not_granted(AbortedError("the transaction before it was not committed"))
@@ -229,7 +230,10 @@ class Producer:
             async with claim.turn:
                 if claim.error is not None:
                     raise claim.error
-                await claim.settle()
+                found = _prepared(tools, await claim.settle())
+                if found is not None:
+                    # The next begin finds it again, once this one is aborted.
+                    raise still_open(found)
                 transaction.granted(claim.grant, claim.registered)
         except OnceboxError as error:
             transaction.not_granted(error)
@@ -250,11 +254,12 @@ class Producer:
 
     @property
     def prepared(self) -> Transaction | None:
-        """What waits to be committed or aborted before the next can begin: prepared here, or by a former instance
-        (ProducerSettings.keep_prepared).
+        """What waits to be committed or aborted before the next can begin: prepared here, perhaps without an answer, or
+        by another instance (ProducerSettings.keep_prepared).
         """
         transaction = self._transaction
-        return transaction if transaction is not None and transaction.state is State.PREPARED else None
+        is_asked_for = transaction is not None and transaction.state in {State.PREPARING, State.PREPARED}
+        return transaction if is_asked_for else None
 
     @property
     def resume_token(self) -> bytes:
@@ -383,6 +388,15 @@ class Producer:
             self._running_tools()
             raise UsageError("send within a transaction: `async with producer.transaction() as transaction`")
         return self._writers
+
+
+def _prepared(tools: Tools, found: coordinator_pb2.PreparedTransaction | None) -> Transaction | None:
+    """What another instance has left for a decision."""
+    if found is None:
+        return None
+    transaction = Transaction(tools, found.grant, Registered(), prepared=True)
+    transaction.metadata = found.resume_token
+    return transaction
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

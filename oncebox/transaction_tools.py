@@ -72,6 +72,15 @@ def misused(name: TransactionName, told: str) -> UsageError:
     return error
 
 
+def still_open(transaction: Transaction) -> UsageError:
+    """Why the next one cannot begin."""
+    if transaction.state is State.OPEN:
+        return misused(transaction.name, "the last transaction is still open: commit or abort it first")
+    stands = "may be prepared" if transaction.state is State.PREPARING else "is prepared"
+    told = f"the last transaction {stands} and still open: call recover(), or commit or abort Producer.prepared, first"
+    return misused(transaction.name, told)
+
+
 async def register_partitions(
     claim: Claim, grant: transaction_pb2.Grant, partitions: frozenset[TopicPartition], begun_ms_ago: int | None
 ) -> transaction_pb2.Grant:

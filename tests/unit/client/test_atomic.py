@@ -1,0 +1,200 @@
+"""A commit over Kafka and a database when the coordinator does not answer, in memory."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import oncebox
+from oncebox import atomic_commit
+from oncebox.claim import Claim, ProducerSettings
+from oncebox.errors import CoordinatorNotAvailableError, UsageError, error_from
+from oncebox.producer import Producer, _prepared
+from oncebox.v1 import coordinator_pb2, transaction_pb2
+from tests.unit.client.test_transaction import Coordinator, World
+
+
+class Database:
+    """Stands in for a connection and for every other one to the same database."""
+
+    def __init__(self) -> None:
+        self.is_in_transaction = False
+        self.steps: list[str] = []
+        self.decided: dict[object, str] = {}
+
+    def in_transaction(self) -> bool:
+        return self.is_in_transaction
+
+    async def begin(self) -> None:
+        self.is_in_transaction = True
+
+    def flush(self) -> None:
+        pass
+
+    async def execute(self, name: str, values: Mapping[str, object]) -> list[tuple[str]]:
+        if name == "abort_token":
+            return [(self.decided.setdefault(values["number"], "aborted"),)]
+        return [("this database",)]
+
+    async def commit(self) -> None:
+        self.steps.append("commit")
+        self.is_in_transaction = False
+
+    async def rollback(self) -> None:
+        self.steps.append("rollback")
+        self.is_in_transaction = False
+
+    def another(self) -> "Database":
+        made = Database()
+        made.decided = self.decided
+        return made
+
+    async def close(self) -> None:
+        pass
+
+    def sleep(self, seconds: float) -> Any:
+        return asyncio.sleep(seconds)
+
+
+class Chaining(Coordinator):
+    """Registers ahead what it is asked to."""
+
+    async def call(self, transactional_id: str, name: str, request: Any, *, timeout_s: float) -> Any:
+        response = await super().call(transactional_id, name, request, timeout_s=timeout_s)
+        if name == "end":
+            response.next_registered = bool(request.next_partitions)
+        return response
+
+
+class Shared(Coordinator):
+    """Has a transaction that one instance or another has prepared; None: all are decided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: int | None = 7
+        # What a newer instance prepares as soon as that is decided.
+        self.following: int | None = None
+
+    async def call(self, _transactional_id: str, name: str, request: Any, *, timeout_s: float) -> Any:
+        del timeout_s
+        grant = transaction_pb2.Grant(number=self.waiting or 9, producer_id=1, epoch=2 * (self.waiting or 9))
+        if name == "init_producer":
+            if self.waiting is None:
+                return coordinator_pb2.InitProducerResponse(grant=grant)
+            token = atomic_commit.wrap_metadata("this database", b"")
+            prepared = coordinator_pb2.PreparedTransaction(grant=grant, resume_token=token)
+            return coordinator_pb2.InitProducerResponse(prepared=prepared)
+        if name == "add_partitions" and self.waiting is not None:
+            raise error_from(transaction_pb2.Error(code=transaction_pb2.INVALID_TXN_STATE, message="PREPARED"))
+        if name == "end":
+            # To the one who found it no grant is given for the next.
+            self.ends.append(request)
+            self.waiting = self.following
+            outcome = transaction_pb2.Outcome(number=request.grant.number, result=request.result)
+            return coordinator_pb2.EndResponse(outcome=outcome)
+        return coordinator_pb2.AddPartitionsResponse(grant=request.grant)
+
+
+class Service:
+    """A producer that has its transactional id, and the database that it works with."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        settings = ProducerSettings(keep_prepared=True)
+        self.coordinator = coordinator
+        self.producer = Producer("127.0.0.1:1", "127.0.0.1:1", transactional_id="teller", settings=settings)
+        self.claim = Claim(coordinator, "teller", settings)  # type: ignore[arg-type]
+        self.world = World()
+        self.tools = replace(self.world.tools, claim=self.claim, on_state=self.producer._changed)
+        self.producer._tools, self.producer._is_running = self.tools, True
+        self.database = Database()
+
+    async def transfer(self, *records: bytes) -> None:
+        async with oncebox.atomic(self.producer, self.database) as (transaction, _):
+            for record in records:
+                await transaction.send("t", record)
+
+
+@pytest.fixture
+async def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    monkeypatch.setattr(atomic_commit, "database_of", lambda connection, **_: connection)
+    coordinator = Chaining()
+    coordinator.outcomes[0] = transaction_pb2.Outcome()
+    made = Service(coordinator)
+    await made.claim.take()
+    return made
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+async def test_the_database_alone_has_committed_whatever_the_coordinator_says(service: Service, lost: str) -> None:
+    """Told of a failure, the caller would do its work in the database again."""
+    await service.transfer(b"first")
+    assert service.claim.has_registered_ahead
+    service.coordinator.lost = [lost]
+    await service.transfer()
+    assert service.coordinator.lost == []
+    assert service.database.steps == ["commit", "commit"]
+    await service.transfer(b"third")
+    assert service.world.written == [b"first", b"third"]
+    results = [outcome.result for outcome in service.coordinator.outcomes.values()]
+    assert results.count(transaction_pb2.COMMITTED) == 2
+
+
+@pytest.fixture
+async def guest(monkeypatch: pytest.MonkeyPatch) -> Service:
+    """Decides what a dead instance has left, and may go on."""
+    monkeypatch.setattr(atomic_commit, "database_of", lambda connection, **_: connection)
+    made = Service(Shared())
+    made.producer._transaction = _prepared(made.tools, await made.claim.take())
+    return made
+
+
+async def test_what_another_instance_has_prepared_meanwhile_is_not_begun_over(guest: Service) -> None:
+    coordinator: Any = guest.coordinator
+    assert await oncebox.recover(guest.producer, guest.database) == "aborted"
+    # A newer instance prepares this one and commits in the database; ours has not heard that it is fenced.
+    coordinator.waiting = 8
+    guest.database.decided[8] = "committed"
+    for _ in range(2):
+        with pytest.raises(UsageError, match="recover"):
+            await guest.transfer(b"late")
+    assert [(end.grant.number, end.result) for end in coordinator.ends] == [(7, transaction_pb2.ABORTED)]
+    assert await oncebox.recover(guest.producer, guest.database) == "committed"
+    assert coordinator.ends[-1].grant.number == 8
+    await (await guest.producer.begin()).abort()
+
+
+async def test_one_begun_ahead_is_not_granted_over_what_another_instance_has_prepared(guest: Service) -> None:
+    coordinator: Any = guest.coordinator
+    assert guest.producer.prepared is not None
+    coordinator.following = 8
+    committing = guest.producer.prepared.commit_soon()
+    ahead = await guest.producer.begin()
+    await ahead.send("t", b"late")
+    await committing
+    with pytest.raises(UsageError, match="recover"):
+        await ahead.commit()
+    await ahead.abort()
+    assert [end.grant.number for end in coordinator.ends] == [7]
+    with pytest.raises(UsageError, match="recover"):
+        await guest.producer.begin()
+    assert guest.producer.prepared.number == 8
+
+
+async def test_what_may_be_prepared_is_decided_by_recovering(service: Service) -> None:
+    """Neither its preparation nor its abort is answered: it must not stand in the way until the next start."""
+    with pytest.raises(CoordinatorNotAvailableError):  # noqa: PT012 - the block is what is tested
+        async with oncebox.atomic(service.producer, service.database) as (transaction, _):
+            await transaction.send("t", b"never")
+            await transaction.flush()
+            service.coordinator.is_away = True
+            service.coordinator.lost = ["request"]
+    service.coordinator.is_away = False
+    with pytest.raises(UsageError, match="recover"):
+        await service.transfer(b"too early")
+    assert await oncebox.recover(service.producer, service.database) == "aborted"
+    assert service.database.decided == {transaction.number: "aborted"}
+    assert service.coordinator.outcomes[transaction.number].result == transaction_pb2.ABORTED
+    await service.transfer(b"next")
+    assert service.database.steps[-1] == "commit"
