@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from spark_jobs.records import Record
     from spark_jobs.targets import Table
@@ -123,6 +123,7 @@ class Cut:
     lsn: str
     config_hash: str
     sources: tuple[SourceCut, ...]
+    mapped: frozenset[str]  # topics that the relay takes now; of others it has positions that stay where they were
     dead_letters: tuple[DeadLetter, ...]
     replayed: Mapping[tuple[int, int], Record]  # dead letters that were applied after all, mended or not
     letters_replayed: int  # how many times that was done
@@ -137,8 +138,12 @@ class Cut:
     notes: tuple[str, ...]  # what cannot be checked, in words
     told: tuple[str, ...]  # what is as it has to be and yet worth a word
 
-    def of_topics(self, topics: Sequence[str]) -> tuple[SourceCut, ...]:
+    def of_topics(self, topics: Collection[str]) -> tuple[SourceCut, ...]:
         return tuple(source for source in self.sources if source.position.topic in topics)
+
+    @property
+    def lag(self) -> int:
+        return sum(source.lag for source in self.of_topics(self.mapped)) + sum(each[2] for each in self.unpositioned)
 
 
 def cut_source(position: Position, facts: PartitionFacts | None, *, verified: int) -> SourceCut:

@@ -179,7 +179,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
     ((_, letters_replayed),) = snapshot.rows("letters_counted", relay=name)
     tables, more = existing_tables(snapshot, by_table(targets))
     notes += more + _notes(topics, sources, facts, feed_topic, mode)
-    mapped = {target.topic for target in targets}
+    mapped = frozenset(target.topic for target in targets)
     notes += [f"the topic {topic} is mapped to no table: not checked" for topic in topics if topic not in mapped]
     unread, told = feed_gaps(feed_from, facts.get(feed_topic, {}))
     told += [f"the topic {topic} does not tell its cleanup.policy: it is taken for compacted" for topic in silent]
@@ -193,6 +193,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
         lsn=snapshot.lsn,
         config_hash=hashed,
         sources=sources,
+        mapped=mapped,
         dead_letters=letters,
         replayed=replayed,
         letters_replayed=letters_replayed,
@@ -202,7 +203,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
         feed_whole_from_ms=feed_whole_from_ms,
         feed_applied=dict(snapshot.rows("feed_positions", relay=name)),
         compacted=compacted | frozenset(silent),
-        unpositioned=_unpositioned(topics, sources, facts),
+        unpositioned=_unpositioned(sorted(mapped), sources, facts),
         notes=(*notes, *unread),
         told=tuple(told),
     )

@@ -77,7 +77,7 @@ class Transactions:
                 source.position.start,
                 source.position.written,
             )
-            for source in self._run.cut.sources
+            for source in self._run.cut.of_topics(self._run.cut.mapped)
             if source.facts is not None
         ]
         applied = self._run.spark.createDataFrame(rows, RANGES)

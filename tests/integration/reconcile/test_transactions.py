@@ -67,6 +67,32 @@ def test_a_topic_that_is_rewound_breaks_no_transaction(world: World, check: Call
     assert any("the relay was rewound" in note for note in result.unchecked)
 
 
+def test_a_row_that_was_deleted_before_a_rewind_is_not_missing(world: World, check: Callable[..., Result]):
+    world.transfer(*range(1, 6))
+    world.apply()
+    ((source, offset),) = world.run("SELECT oncebox_source, oncebox_offset FROM accounts WHERE id = 5")
+    world.delete(5)
+    world.apply()
+    world.run("UPDATE oncebox.position SET next_offset = %s WHERE source = %s", [offset + 1, source])
+    result = check()
+    assert (result.findings, result.exit_code) == ((), 2)
+    assert any("1 rows are not there, and a record that is to be applied again" in each for each in result.unchecked)
+
+
+def test_a_topic_that_the_relay_has_dropped_breaks_no_transaction(world: World, check: Callable[..., Result]):
+    """Its positions stay where they were, whatever is committed there."""
+    world.transfer(1, 2)
+    world.apply()
+    world.run("DELETE FROM oncebox.target WHERE table_name = 'journal'")
+    world.transfer(3, 4)
+    world.apply()
+    journal = [world.sources[world.topics["journal"], partition] for partition in range(world.partitions)]
+    world.run("UPDATE oncebox.position SET next_offset = 1, high_offset = 1 WHERE source = ANY(%s)", [journal])
+    result = check()
+    assert (result.findings, result.exit_code, result.lag) == ((), 2, 0)
+    assert result.unchecked == (f"the topic {world.topics['journal']} is mapped to no table: not checked",)
+
+
 def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: Begun):
     world.transfer(1, 2, 3)
     world.apply()
