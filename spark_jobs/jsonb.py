@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal
-from json.decoder import scanstring
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def _member(text: str, at: int, name: str) -> tuple[int, int] | None:
     found = None
     at = _after_blanks(text, at + 1)
     while text[at] != "}":
-        each, at = scanstring(text, at + 1, True)
+        each, at = DECODER.raw_decode(text, at)
         first = _after_blanks(text, _after_blanks(text, at) + 1)  # past the colon
         last = _value_end(text, first)
         if each == name:

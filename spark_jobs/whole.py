@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_jobs.cut import width_of
+from spark_jobs.cut import SETTLED_AFTER_MS, width_of
 from spark_jobs.findings import Finding, Kind, Sample, Settled
 from spark_jobs.manifests import VERSION
 from spark_jobs.sources import feed_manifests, source_records
@@ -36,7 +36,7 @@ class Transactions:
         self._runs = None if self.manifests is None else transactions.runs(self.manifests)
         self.count = 0
         self.unchecked = ""
-        self.oldest_ms = run.cut.feed_whole_from_ms
+        self.oldest_ms = dict(run.cut.feed_whole_from_ms)
         self.told: list[str] = []
 
     def close(self) -> None:
@@ -52,10 +52,8 @@ class Transactions:
             F.count_if(F.col("is_unreadable") & F.col("newer").isNull()).alias("unreadable"),
             F.count("newer").alias("newer"),
             F.max("newer").alias("version"),
-            F.min(F.when(~F.col("is_unreadable"), F.col("decided_at_ms"))).alias("oldest"),
         ).first()
-        if self.oldest_ms is None and counted:
-            self.oldest_ms = counted["oldest"]
+        self._date_what_is_cut_short(self.manifests)
         self.count = counted["transactions"] if counted else 0
         if counted and counted["newer"]:
             self.unchecked = newer_told(self._run.settings.feed_topic, counted["newer"], counted["version"])
@@ -67,6 +65,17 @@ class Transactions:
         if self._run.cut.mode == "transaction":
             found += self._half_applied(self._runs)
         return [*found, *self._contradicted(self._runs), *self._groups(self.manifests)]
+
+    def _date_what_is_cut_short(self, manifests: DataFrame) -> None:
+        """By the oldest manifest of each partition that retention has cut short. A manifest follows its decision within
+        a minute: those before this one may be of decisions up to that much younger.
+        """
+        if None not in self.oldest_ms.values():
+            return
+        oldest = manifests.filter(~F.col("is_unreadable")).groupBy("feed_partition").agg(F.min("decided_at_ms"))
+        for partition, decided_at_ms in oldest.collect():
+            if self.oldest_ms.get(partition) is None:
+                self.oldest_ms[partition] = decided_at_ms + SETTLED_AFTER_MS
 
     def _half_applied(self, runs: DataFrame) -> list[Finding]:
         # What was applied before a rewind still stands in the database.

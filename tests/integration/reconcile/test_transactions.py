@@ -133,8 +133,8 @@ def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: 
 class Forger:
     """Writes a log and a feed of its own."""
 
-    def __init__(self, servers: str) -> None:
-        self.feed, self.log = (create_topic(servers, None) for _ in range(2))
+    def __init__(self, servers: str, *, partitions: int = 1) -> None:
+        self.feed, self.log = (create_topic(servers, None, partitions=partitions) for _ in range(2))
         self._producer = Producer({"bootstrap.servers": servers})
 
     def outcomes(self, name: str, *, version: int = 1) -> None:
@@ -145,18 +145,22 @@ class Forger:
         key = log_pb2.LogKey(transactional_id=name).SerializeToString()
         self._write(self.log, log_pb2.LogValue(version=version, id=state).SerializeToString(), key)
 
-    def decided(self, name: str, number: int, *, at_ms: int) -> None:
+    def decided(self, name: str, *numbers: int, at_ms: int, partition: int = 0) -> None:
+        """Each an hour after the one before."""
         state = log_pb2.IdState()
-        state.outcomes.add(number=number, result=transaction_pb2.COMMITTED, decided_at_ms=at_ms)
+        for index, number in enumerate(numbers):
+            decided_at_ms = at_ms + index * 3_600_000
+            state.outcomes.add(number=number, result=transaction_pb2.COMMITTED, decided_at_ms=decided_at_ms)
         key = log_pb2.LogKey(transactional_id=name).SerializeToString()
-        self._write(self.log, log_pb2.LogValue(version=1, id=state).SerializeToString(), key)
+        self._write(self.log, log_pb2.LogValue(version=1, id=state).SerializeToString(), key, partition)
 
-    def manifest(self, *, version: int = 1, **fields: Any) -> None:
-        manifest = manifest_pb2.Manifest(part_count=1, decided_at_ms=fields.get("number", 1), **fields)
-        self._write(self.feed, manifest_pb2.FeedRecord(version=version, manifest=manifest).SerializeToString(), None)
+    def manifest(self, *, version: int = 1, partition: int = 0, **fields: Any) -> None:
+        manifest = manifest_pb2.Manifest(**({"part_count": 1, "decided_at_ms": fields.get("number", 1)} | fields))
+        record = manifest_pb2.FeedRecord(version=version, manifest=manifest)
+        self._write(self.feed, record.SerializeToString(), None, partition)
 
-    def _write(self, topic: str, value: bytes, key: bytes | None) -> None:
-        self._producer.produce(topic, value, key=key)
+    def _write(self, topic: str, value: bytes, key: bytes | None, partition: int = 0) -> None:
+        self._producer.produce(topic, value, key=key, partition=partition)
         self._producer.flush(30)
 
 
@@ -188,6 +192,25 @@ def test_the_log_against_the_feed(world: World, check: Callable[..., Result], be
     admin = AdminClient({"bootstrap.servers": world.servers})
     admin.delete_records([end])[TopicPartition(forger.feed, 0)].result(60)
     assert "is past retention: the log is not compared" in compared(forger.log).unchecked
+
+
+def test_retention_takes_from_the_feed_partition_by_partition(world: World, begun: Begun):
+    forger, hour_ms = Forger(world.servers, partitions=2), 3_600_000
+    for partition, name in enumerate(("whole", "cut")):
+        forger.decided(name, 1, 2, 3, at_ms=100 * hour_ms, partition=partition)
+        for number in (1, 3) if name == "whole" else (1, 2, 3):
+            decided_at_ms = (99 + number) * hour_ms
+            forger.manifest(transactional_id=name, number=number, decided_at_ms=decided_at_ms, partition=partition)
+    admin, end = AdminClient({"bootstrap.servers": world.servers}), TopicPartition(forger.feed, 1, 2)
+    admin.delete_records([end])[TopicPartition(forger.feed, 1)].result(60)
+    with begun(feed_topic=forger.feed, log_topic=forger.log) as run, closing(Transactions(run)) as feed:
+        feed.check()
+        log = check_log(run, feed.manifests, feed.oldest_ms)
+    (finding,) = log.findings
+    assert [sample.detail for sample in finding.samples] == [
+        "transaction whole number 2: committed in the log, not in the feed"
+    ]
+    assert log.told.startswith("2 commits of the log")
 
 
 def test_no_decision_is_between_two_runs(world: World, spark: Any, monkeypatch: pytest.MonkeyPatch):
