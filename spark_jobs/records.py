@@ -126,10 +126,17 @@ def _value(column: Column, record: Record, document: Any) -> Any:
         case "offset":
             return Number(record.offset)
         case "timestamp" if column.type.kind in TIMES:
-            return (EPOCH + timedelta(milliseconds=record.timestamp_ms)).isoformat()
+            return _moment(record.timestamp_ms)
         case "timestamp":
             return Number(record.timestamp_ms)
     raise ValueError(f"the column {column.name} comes from a {column.origin}")
+
+
+def _moment(timestamp_ms: int) -> str:
+    try:
+        return (EPOCH + timedelta(milliseconds=timestamp_ms)).isoformat()
+    except OverflowError as error:  # a producer may write any number there; PostgreSQL's years go on, Python's do not
+        raise ValueError(f"the timestamp {timestamp_ms} is past the year 9999") from error
 
 
 def _inside(document: Any, path: tuple[str, ...]) -> Any:

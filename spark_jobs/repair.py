@@ -54,7 +54,7 @@ def apply_plan(
     """How many rows were changed, and which were left alone and why. `keep` is given the document that undoes it before
     anything is committed: where it cannot be kept, nothing is changed.
     """
-    if plan.get("format") != FORMAT or plan.get("kind") != "plan":
+    if not _is_document(plan, "plan", ("relay", "config_hash", "applied", "letters_replayed", "actions")):
         raise ReconcileError("this file is no repair plan: make one with oncebox reconcile plan")
     done: list[dict[str, Any]] = []
     skipped: list[str] = []
@@ -87,7 +87,7 @@ def apply_plan(
 
 def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> int:
     """Puts back the rows as they were; those that are not as the repair left them stay as they are."""
-    if undo.get("format") != FORMAT or undo.get("kind") != "undo":
+    if not _is_document(undo, "undo", ("relay", "config_hash", "rows")):
         raise ReconcileError("this file is no undo file: a repair writes one (--undo-file)")
     count = 0
     try:
@@ -100,6 +100,13 @@ def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> in
     except _RollBack:
         pass
     return count
+
+
+def _is_document(document: Any, kind: str, names: Sequence[str]) -> bool:
+    """Whether it is what we have written: a file may hold anything."""
+    if not isinstance(document, dict) or not document.keys() >= set(names):
+        return False
+    return document.get("format") == FORMAT and document.get("kind") == kind
 
 
 def _prepared(connection: Connection, relay: str, wanted_hash: str) -> dict[str, Table]:
