@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from spark_jobs.log_state import LogCheck, check_log
 from spark_jobs.whole import Transactions
 from tests.support.coordinator import manifests
 from tests.support.kafka import create_topic
+from tests.support.reconcile import RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,13 +107,14 @@ def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: 
     run = forged.written[0].runs[-1]
     run.offset_first, run.offset_next = run.offset_next, run.offset_next + 1  # the marker's offset
     producer = Producer({"bootstrap.servers": world.servers})
-    producer.produce(
-        world.coordinators.feed_topic,
-        manifest_pb2.FeedRecord(version=1, manifest=forged).SerializeToString(),
-        key=forged.transactional_id.encode(),
-        partition=0,
-    )
-    producer.flush(30)
+
+    def forge() -> None:
+        value = manifest_pb2.FeedRecord(version=1, manifest=forged).SerializeToString()
+        name = forged.transactional_id.encode()
+        producer.produce(world.coordinators.feed_topic, value, key=name, partition=0)
+        producer.flush(30)
+
+    forge()
     result = check()
     assert kinds(result) == {Kind.MANIFEST_DIFFERS: 1}
     assert f"number {forged.number}" in result.findings[0].samples[0].detail
@@ -128,6 +131,16 @@ def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: 
     with begun() as later, closing(Transactions(later)) as feed:
         assert feed.check() == []
         assert any(f"{own.written[0].topic} is compacted" in each for each in feed.told)
+    # But no topic has an offset past its end, whatever of it is compared.
+    forged.number += 1
+    run.offset_first, run.offset_next = run.offset_first + 1_000_000, run.offset_next + 1_000_001
+    forge()
+    with begun() as later, closing(Transactions(later)) as feed:
+        (finding,) = feed.check()
+    assert (finding.kind, finding.count) == (Kind.MANIFEST_DIFFERS, 1)
+    (sample,) = finding.samples
+    assert f"number {forged.number}: {own.written[0].topic}:" in sample.detail
+    assert f":{run.offset_first} holds no committed record and 1 more: past the end" in sample.detail
 
 
 class Forger:
@@ -262,6 +275,7 @@ def test_a_group_offset_beyond_the_end(world: World, begun: Begun, monkeypatch: 
     world.transfer(*range(1, 6))
     world.apply()
     topic, forger, asked = world.topics["accounts"], Forger(world.servers), []
+    told: list[str] = []
 
     def group(ahead: int) -> transaction_pb2.GroupOffsets:
         with begun() as run:
@@ -277,7 +291,9 @@ def test_a_group_offset_beyond_the_end(world: World, begun: Begun, monkeypatch: 
 
     def checked() -> list[Any]:
         with begun(feed_topic=forger.feed) as run, closing(Transactions(run)) as feed:
-            return feed.check()
+            found = feed.check()
+            told[:] = feed.told
+            return found
 
     of_leader = facts._of_leader
     forger.manifest(transactional_id="a", number=1, group_offsets=[group(0)])
@@ -290,6 +306,19 @@ def test_a_group_offset_beyond_the_end(world: World, begun: Begun, monkeypatch: 
     # The feed's end is taken before the topics': whoever reads on meanwhile is not beyond them.
     assert asked[0] == forger.feed
     assert len(asked) == 3
+    # What is not compared is told: of a topic that is not the relay's, and of one that was made again.
+    assert told == []
+    elsewhere = transaction_pb2.GroupOffsets(group_id="readers")
+    elsewhere.offsets.add(topic="elsewhere", partition=0, offset_next=5)
+    forger.manifest(transactional_id="a", number=3, group_offsets=[elsewhere])
+    world.run("INSERT INTO oncebox.source (topic, topic_id, partition) VALUES (%s, %s, 0)", [topic, uuid.uuid4()])
+    world.run(
+        "INSERT INTO oncebox.position (relay, source, start_offset, next_offset, high_offset) "
+        "SELECT %s, max(source), 0, 0, 0 FROM oncebox.source",
+        [RELAY],
+    )
+    assert checked() == []
+    assert told == ["3 group offsets are of topics that are not the relay's, or made again: not compared"]
 
 
 def test_a_hanging_transaction(world: World, check: Callable[..., Result], begun: Begun):
