@@ -22,7 +22,8 @@ class Kind(StrEnum):
     TIMESTAMPTZ = "timestamptz"
     DATE = "date"
     UUID = "uuid"
-    JSON = "json"
+    JSON = "json"  # keeps its text as it was written, also such as jsonb would refuse
+    JSONB = "jsonb"
     BYTEA = "bytea"
 
 
@@ -42,7 +43,7 @@ NAMES = {
     "date": Kind.DATE,
     "uuid": Kind.UUID,
     "json": Kind.JSON,
-    "jsonb": Kind.JSON,
+    "jsonb": Kind.JSONB,
     "bytea": Kind.BYTEA,
 }
 # timestamp(3) with time zone, numeric(12,2), character varying(20): the numbers stand inside the name.

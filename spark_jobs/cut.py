@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from spark_jobs.records import Record
     from spark_jobs.targets import Table
@@ -123,22 +123,28 @@ class Cut:
     lsn: str
     config_hash: str
     sources: tuple[SourceCut, ...]
+    mapped: frozenset[str]  # topics that the relay takes now; of others it has positions that stay where they were
     dead_letters: tuple[DeadLetter, ...]
     replayed: Mapping[tuple[int, int], Record]  # dead letters that were applied after all, mended or not
     letters_replayed: int  # how many times that was done
     tables: tuple[Table, ...]
     at_ms: int  # when Kafka was asked for its ends
     feed: Mapping[int, Range]  # partition of the feed → what is read of it
-    # The manifest of each commit decided since then is in there, if it has one; None: the oldest manifest has to tell.
-    feed_whole_from_ms: int | None
+    # The manifest of each commit decided since then is in there, if it has one; None: retention has cut the partition
+    # short, and its oldest manifest has to tell. Partition n of the feed belongs to partition n of the log.
+    feed_whole_from_ms: Mapping[int, int | None]
     feed_applied: Mapping[int, int]  # partition of the feed → the relay's own position
     compacted: frozenset[str]  # topics of which records may vanish one by one
     unpositioned: tuple[tuple[str, int, int], ...]  # topic, partition, records: no position yet
     notes: tuple[str, ...]  # what cannot be checked, in words
     told: tuple[str, ...]  # what is as it has to be and yet worth a word
 
-    def of_topics(self, topics: Sequence[str]) -> tuple[SourceCut, ...]:
+    def of_topics(self, topics: Collection[str]) -> tuple[SourceCut, ...]:
         return tuple(source for source in self.sources if source.position.topic in topics)
+
+    @property
+    def lag(self) -> int:
+        return sum(source.lag for source in self.of_topics(self.mapped)) + sum(each[2] for each in self.unpositioned)
 
 
 def cut_source(position: Position, facts: PartitionFacts | None, *, verified: int) -> SourceCut:
@@ -157,17 +163,18 @@ def cut_source(position: Position, facts: PartitionFacts | None, *, verified: in
 
 def feed_ranges(
     facts: Mapping[int, PartitionFacts], marked: Mapping[int, int], since: Mapping[int, int]
-) -> tuple[dict[int, Range], bool]:
-    """What is read of the feed, by partition, and whether retention has left all of it. `marked`: where the last run
-    has ended; `since`: where manifests begin whose decisions were too young for it (-1: there are none).
+) -> tuple[dict[int, Range], set[int]]:
+    """What is read of the feed, by partition, and those of which retention has left all of it. `marked`: where the last
+    run has ended; `since`: where manifests begin whose decisions were too young for it (-1: there are none).
     """
-    ranges, is_whole = {}, True
+    ranges, whole = {}, set()
     for partition, each in facts.items():
         end = marked.get(partition, 0)
         wanted = min(end, since.get(partition, end)) if since.get(partition, -1) >= 0 else end
         ranges[partition] = (max(each.log_start, wanted), each.stable)
-        is_whole = is_whole and each.log_start <= wanted
-    return ranges, is_whole
+        if each.log_start <= wanted:
+            whole.add(partition)
+    return ranges, whole
 
 
 def merge(ranges: Sequence[Range]) -> tuple[Range, ...]:

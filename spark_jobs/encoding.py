@@ -51,6 +51,8 @@ VECTORS: tuple[tuple[str, str | None, str], ...] = (
     ("uuid", '"6F9619FF-8B86-D011-B42D-00C04FC964FF"', "6f9619ff-8b86-d011-b42d-00c04fc964ff;"),
     ("uuid", '"6F9619FF8B86D011B42D00C04FC964FF"', "6f9619ff-8b86-d011-b42d-00c04fc964ff;"),
     ("jsonb", '{"b": [1, null], "a": "x"}', '26:{"a": "x", "b": [1, null]}'),
+    ("json", r'{"b": [1,  null], "a": "x\u0000"}', r'33:{"b": [1,  null], "a": "x\u0000"}'),
+    ("json", "1e200000", "8:1e200000"),
     ("bytea", '"AP+A"', "00ff80;"),
     ("integer[]", "[1, null, 3]", "[1:3][1;~3;]"),
     ("text[]", "[]", "[]"),
@@ -72,9 +74,9 @@ def sql_value(kind: Kind, value: str) -> str:
             return f"CASE WHEN {value} THEN 't;' WHEN NOT {value} THEN 'f;' END"
         case Kind.TEXT:
             return f"octet_length({value}) || ':' || {value}"
-        case Kind.CHARACTER:
+        case Kind.CHARACTER | Kind.JSON:
             return f"octet_length({value}::text) || ':' || {value}::text"
-        case Kind.JSON:
+        case Kind.JSONB:
             return f"octet_length({value}::jsonb::text) || ':' || {value}::jsonb::text"
         case Kind.BYTEA:
             return f"encode({value}, 'hex') || ';'"
@@ -127,8 +129,8 @@ def spark_value(column_type: ColumnType, raw: Any, unit: str | None = None) -> A
             return _counted(raw)
         case Kind.CHARACTER:
             return _counted(F.rtrim(raw))
-        case Kind.JSON:
-            return _counted(raw)  # already as jsonb writes it: see spark_jobs.transforms.expected
+        case Kind.JSON | Kind.JSONB:
+            return _counted(raw)  # already as the type writes it: see spark_jobs.transforms.expected
         case Kind.UUID:
             lowered = F.lower(raw)
             is_plain = lowered.rlike("^[0-9a-f]{32}$")  # which the relay takes, too

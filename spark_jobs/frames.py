@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def literal_frame(
-    spark: SparkSession, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[int | str]]
+    spark: SparkSession, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[int | str | None]]
 ) -> DataFrame:
-    """`columns`: names with Spark's types; numbers and texts only, for they travel as JSON."""
+    """`columns`: names with Spark's types; numbers, truth values and texts only, for they travel as JSON."""
     names = [name for name, _ in columns]
     text = json.dumps([dict(zip(names, row, strict=True)) for row in rows])
     struct = ", ".join(f"{name}: {kind}" for name, kind in columns)

@@ -1,13 +1,20 @@
-"""JSON documents as PostgreSQL's jsonb writes them: keys by length and bytes, the last of equal keys, plain numbers."""
+"""JSON documents as PostgreSQL's jsonb writes them: keys by length and bytes, the last of equal keys, plain numbers.
+And parts of them as they were written, which is how its json keeps them.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 SPACE = 0x20
+BLANKS = re.compile(r"[ \t\n\r]*")
 
 
 def jsonb_at(document: str | None, path: list[str]) -> str | None:
@@ -49,5 +56,55 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
+def raw_at(document: str | None, path: Sequence[str]) -> str | None:
+    """As jsonb_at(), but as it was written: character by character, without the space around it."""
+    if document is None:
+        return None
+    try:
+        first = _after_blanks(document, 0)
+        last = _value_end(document, first)
+        if _after_blanks(document, last) != len(document):
+            return None
+        for name in path:
+            found = _member(document, first, name)
+            if found is None:
+                return None
+            first, last = found
+    except (ValueError, RecursionError):
+        return None
+    raw = document[first:last]
+    return None if raw == "null" else raw
+
+
+def _member(text: str, at: int, name: str) -> tuple[int, int] | None:
+    """From where to where the value of this name stands in the document that begins there; the last of equal names."""
+    if text[at] != "{":
+        return None
+    found = None
+    at = _after_blanks(text, at + 1)
+    while text[at] != "}":
+        each, at = DECODER.raw_decode(text, at)
+        first = _after_blanks(text, _after_blanks(text, at) + 1)  # past the colon
+        last = _value_end(text, first)
+        if each == name:
+            found = first, last
+        at = _after_blanks(text, last)
+        if text[at] == ",":
+            at = _after_blanks(text, at + 1)
+    return found
+
+
+def _after_blanks(text: str, at: int) -> int:
+    found = BLANKS.match(text, at)
+    return found.end() if found else at
+
+
+def _value_end(text: str, first: int) -> int:
+    return DECODER.raw_decode(text, first)[1]
+
+
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
+
+
+DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse)

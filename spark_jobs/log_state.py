@@ -11,6 +11,7 @@ from pyspark.sql import types as T  # noqa: N812
 from spark_jobs.cut import SETTLED_AFTER_MS
 from spark_jobs.facts import read_facts
 from spark_jobs.findings import Finding, Kind, Sample
+from spark_jobs.frames import literal_frame
 from spark_jobs.sources import topic_records
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ VERSION = 1  # of the log's records; newer ones are not read on a guess
 COMMITTED, ABORTED = 1, 2
 NOT_READ = -1  # in place of an outcome: of a record that cannot be read; its cause is the version, where that is newer
 LOG_OFFSETS_MAX = 100_000
+BOUND = (("partition", "int"), ("oldest_ms", "bigint"), ("is_cut_short", "boolean"))
 OUTCOME = T.StructType(
     [
         T.StructField("transactional_id", T.StringType()),
@@ -112,9 +114,10 @@ def open_transactions(records: DataFrame) -> DataFrame:
 
 
 def outcomes(records: DataFrame) -> DataFrame:
-    """Of the newest record of each id."""
+    """Of the newest record of each id, with the log's partition."""
     decoded = F.udf(decode_outcomes, T.ArrayType(OUTCOME), useArrow=False)
-    return newest_states(records).select(F.explode(decoded("key", "value")).alias("outcome")).select("outcome.*")
+    exploded = newest_states(records).select("partition", F.explode(decoded("key", "value")).alias("outcome"))
+    return exploded.select("partition", "outcome.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +135,9 @@ def log_ranges(run: Run) -> dict[int, Range]:
     }
 
 
-def check_log(run: Run, manifests: DataFrame | None, oldest_ms: int | None) -> LogCheck:
-    """`oldest_ms`: commits decided before are not among the manifests (retention, or an earlier run has read them);
-    None: nobody knows, the feed is empty now and was not always.
+def check_log(run: Run, manifests: DataFrame | None, oldest_ms: Mapping[int, int | None]) -> LogCheck:
+    """`oldest_ms`: of each partition, commits decided before are not among the manifests (retention, or an earlier run
+    has read them); None: nobody knows, the partition is empty now and was not always.
     """
     settings = run.settings
     log = log_ranges(run)
@@ -143,7 +146,7 @@ def check_log(run: Run, manifests: DataFrame | None, oldest_ms: int | None) -> L
     if not log or not run.cut.feed:
         absent = f"the feed {settings.feed_topic}" if log else f"the log {settings.log_topic}"
         return LogCheck(unchecked=f"{absent} does not exist: log and feed are not compared")
-    if oldest_ms is None:
+    if all(each is None for each in oldest_ms.values()):
         return LogCheck(unchecked=f"the feed {settings.feed_topic} is past retention: the log is not compared with it")
     if run.since is not None and sum(last - first for first, last in log.values()) > LOG_OFFSETS_MAX:
         return LogCheck(told=f"the log has more than {LOG_OFFSETS_MAX:,} records: only a full run compares it")
@@ -155,23 +158,37 @@ def check_log(run: Run, manifests: DataFrame | None, oldest_ms: int | None) -> L
         manifests = run.spark.createDataFrame([], "transactional_id string, number bigint")
     named = manifests.select("transactional_id", "number").distinct().withColumn("is_in_feed", F.lit(True))
     joined = outcomes(records).join(named, ["transactional_id", "number"], "left")
+    bounds = [(partition, each, run.cut.feed_whole_from_ms[partition] is None) for partition, each in oldest_ms.items()]
+    frame = literal_frame(run.spark, BOUND, bounds)
+    joined = joined.join(F.broadcast(frame), "partition", "left")
     # Young ones may have their manifest still on its way, or past the end up to which the feed is read: the next run's.
-    in_feed_then = F.col("decided_at_ms").between(oldest_ms, run.cut.at_ms - SETTLED_AFTER_MS)
-    is_missing = (F.col("result") == COMMITTED) & F.col("is_in_feed").isNull() & in_feed_then
+    is_settled = F.col("decided_at_ms") <= run.cut.at_ms - SETTLED_AFTER_MS
+    is_absent = (F.col("result") == COMMITTED) & F.col("is_in_feed").isNull() & is_settled
+    is_missing = is_absent & (F.col("decided_at_ms") >= F.col("oldest_ms"))
     is_wrong = (F.col("result") == ABORTED) & F.col("is_in_feed")
     wrong = joined.filter(is_missing | is_wrong | (F.col("result") == NOT_READ))
     counts = {(row.result, row.cause): row["count"] for row in wrong.groupBy("result", "cause").count().collect()}
     unchecked = not_read(settings.log_topic, {cause: n for (result, cause), n in counts.items() if result == NOT_READ})
     count = sum(number for (result, _), number in counts.items() if result != NOT_READ)
+    told_old = _old_told(run, joined.filter(is_absent)) if any(each[2] for each in bounds) else ""
     if not count:
-        return LogCheck(unchecked=unchecked)
+        return LogCheck(unchecked=unchecked, told=told_old)
     rows = wrong.filter(F.col("result") != NOT_READ).limit(settings.samples_max).collect()
     told = {COMMITTED: "committed in the log, not in the feed", ABORTED: "aborted in the log, committed in the feed"}
     samples = tuple(
         Sample(detail=f"transaction {row.transactional_id} number {row.number}: {told[row.result]}") for row in rows
     )
     found = Finding(kind=Kind.LOG_DIFFERS, where=settings.log_topic, count=count, samples=samples)
-    return LogCheck(findings=(found,), unchecked=unchecked)
+    return LogCheck(findings=(found,), unchecked=unchecked, told=told_old)
+
+
+def _old_told(run: Run, absent: DataFrame) -> str:
+    """Commits of which retention has left no manifest: nothing is wrong with them, and nothing is proved."""
+    is_old = F.col("oldest_ms").isNull() | (F.col("decided_at_ms") < F.col("oldest_ms"))
+    count = absent.filter(F.col("is_cut_short") & is_old).count()
+    if not count:
+        return ""
+    return f"{count} commits of the log {run.settings.log_topic} are older than what retention has left of the feed"
 
 
 def not_read(topic: str, by_version: Mapping[int, int]) -> str:

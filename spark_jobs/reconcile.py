@@ -124,12 +124,11 @@ def _result(
     duration_ms: int,
     steps_ms: dict[str, int],
 ) -> Result:
-    lag = sum(source.lag for source in cut.sources) + sum(each[2] for each in cut.unpositioned)
     judgement = judge(
         findings,
         unchecked,
         rows=sum(table.rows_found for table in tables),
-        lag=lag,
+        lag=cut.lag,
         lag_max=settings.lag_records_max,
         since=f"run {since.run}" if since else None,
         told=told,
@@ -152,7 +151,7 @@ def _result(
         unchecked=tuple(unchecked),
         told=tuple(told),
         parked=dict(Counter(letter.state for letter in cut.dead_letters)),
-        lag=lag,
+        lag=cut.lag,
         transactions=transactions,
         tables=tuple(
             TableFigures(

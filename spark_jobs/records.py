@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from spark_jobs.columns import Kind
+from spark_jobs.jsonb import raw_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +66,7 @@ def _base64(value: bytes | None) -> str | None:
 
 
 class Number(str):
-    """A number as it was written."""
+    """A number as it was written; or a document, where the column keeps it so."""
 
     __slots__ = ()
 
@@ -75,9 +76,12 @@ def row_values(target: Target, record: Record) -> list[Any] | None:
     it says nothing about a row, or cannot be read.
     """
     document = None
+    root: tuple[str, ...] = ()
     if record.value is not None:
         document = _loaded(record.value)
         if target.format == "debezium":
+            is_wrapped = isinstance(document, dict) and bool(document.get("payload"))
+            root = ("payload", "after") if is_wrapped else ("after",)
             envelope = document.get("payload") or document if isinstance(document, dict) else {}
             operation, document = envelope.get("op"), envelope.get("after")
             if operation == "d":
@@ -88,11 +92,25 @@ def row_values(target: Target, record: Record) -> list[Any] | None:
         return None
     else:
         raise ValueError("a record without a value says nothing about a row")
-    return [_value(column, record, document) for column in target.columns]
+    return [
+        _as_written(column, record, root)
+        if column.type.kind is Kind.JSON and column.origin in {"value", "key"}
+        else _value(column, record, document)
+        for column in target.columns
+    ]
 
 
 def _loaded(text: bytes) -> Any:
     return json.loads(text, parse_float=Number, parse_int=Number)
+
+
+def _as_written(column: Column, record: Record, root: tuple[str, ...]) -> Any:
+    """Of a json column, which keeps the very text."""
+    if column.origin == "key":
+        raw = None if record.key in {None, b"null"} else (record.key or b"").decode()
+    else:
+        raw = raw_at((record.value or b"").decode(), (*root, *column.path))
+    return None if raw is None else Number(raw)
 
 
 def _value(column: Column, record: Record, document: Any) -> Any:
@@ -108,10 +126,17 @@ def _value(column: Column, record: Record, document: Any) -> Any:
         case "offset":
             return Number(record.offset)
         case "timestamp" if column.type.kind in TIMES:
-            return (EPOCH + timedelta(milliseconds=record.timestamp_ms)).isoformat()
+            return _moment(record.timestamp_ms)
         case "timestamp":
             return Number(record.timestamp_ms)
     raise ValueError(f"the column {column.name} comes from a {column.origin}")
+
+
+def _moment(timestamp_ms: int) -> str:
+    try:
+        return (EPOCH + timedelta(milliseconds=timestamp_ms)).isoformat()
+    except OverflowError as error:  # a producer may write any number there; PostgreSQL's years go on, Python's do not
+        raise ValueError(f"the timestamp {timestamp_ms} is past the year 9999") from error
 
 
 def _inside(document: Any, path: tuple[str, ...]) -> Any:
@@ -129,7 +154,7 @@ def _of_key(column: Column, key: bytes | None) -> Any:
         return _inside(document.get("payload") or document, column.path)
     if column.type.kind is Kind.BYTEA:
         return _base64(key)  # as JSON would carry it
-    return _loaded(key) if column.type.kind is Kind.JSON else key.decode()
+    return _loaded(key) if column.type.kind is Kind.JSONB else key.decode()
 
 
 def row_texts(
@@ -166,7 +191,7 @@ def value_text(column: Column, value: Any) -> str | None:
         return None
     if column.type.is_array:
         return "{" + ",".join("NULL" if each is None else _quoted(_text(each)) for each in value) + "}"
-    if column.type.kind is Kind.JSON:
+    if column.type.kind in {Kind.JSON, Kind.JSONB}:
         return _json(value)
     if column.type.kind is Kind.BYTEA:
         return "\\x" + base64.b64decode(str(value)).hex()

@@ -2,8 +2,9 @@
 
 Raising the fence makes every commit of a relay that is under way fail, so nothing can be written between our look at a
 row and our change of it; a running relay takes its partitions again by itself. A row that is not as the plan found it
-(by its digest) is left alone, and carrying a plan or its undo out twice changes nothing the second time. Of a table
-without the guard's columns nobody remembers deletes: it is left alone once the relay has applied more since the plan.
+(by its digest) is left alone, and carrying a plan or its undo out twice changes nothing the second time. So is a row
+that was ahead of the relay, once the relay has come that far: the guard keeps such a row as it is, right or wrong. Of a
+table without the guard's columns nobody remembers deletes: it is left alone once the relay has applied more since.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from spark_jobs.cut import merge
 from spark_jobs.database import OFFSET, SOURCE, digest_sql, identities_condition, record_digests
 from spark_jobs.errors import ReconcileError
 from spark_jobs.queries import query
@@ -21,8 +23,9 @@ from spark_jobs.targets import Table, by_table, config_hash, read_target
 from spark_jobs.values import value_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from spark_jobs.cut import Range
     from spark_jobs.database import Ask, Identity
     from spark_jobs.records import Record
     from spark_jobs.targets import Target
@@ -33,6 +36,11 @@ MOVED = (
     "the relay has applied more since the plan was made, and a table without the guard's columns does not tell what: "
     "pause the relay (oncebox relay pause) and plan again"
 )
+OVERTAKEN = (
+    "the relay has applied its record since the plan was made, or one before it, which the row has kept out: plan "
+    "again (where that happens each time, with the relay paused: oncebox relay pause)"
+)
+Applied = dict[int, list["Range"]]  # source → what of it is applied
 Connection = psycopg.Connection[Any]
 
 
@@ -46,20 +54,23 @@ def apply_plan(
     """How many rows were changed, and which were left alone and why. `keep` is given the document that undoes it before
     anything is committed: where it cannot be kept, nothing is changed.
     """
-    if plan.get("format") != FORMAT or plan.get("kind") != "plan":
+    if not _is_document(plan, "plan", ("relay", "config_hash", "applied", "letters_replayed", "actions")):
         raise ReconcileError("this file is no repair plan: make one with oncebox reconcile plan")
     done: list[dict[str, Any]] = []
     skipped: list[str] = []
     try:
         with psycopg.connect(dsn) as connection, connection.transaction():
             tables = _prepared(connection, plan["relay"], plan["config_hash"])
-            moved = _moved(connection, plan)
+            moved, now = _moved(connection, plan)
+            seen = {int(source): [(one[0], one[1]) for one in each] for source, each in plan["applied"].items()}
             for action in plan["actions"]:
                 table = tables.get(action["table"])
                 if table is None:
                     problem: str | None = "its table is gone"
                 elif not table.first.guard and moved & set(table.topics):
                     problem = MOVED
+                elif table.first.guard and overtaken(action["found"], seen, now):
+                    problem = OVERTAKEN
                 else:
                     problem = _carry_out(connection, table, action, done)
                 if problem:
@@ -76,7 +87,7 @@ def apply_plan(
 
 def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> int:
     """Puts back the rows as they were; those that are not as the repair left them stay as they are."""
-    if undo.get("format") != FORMAT or undo.get("kind") != "undo":
+    if not _is_document(undo, "undo", ("relay", "config_hash", "rows")):
         raise ReconcileError("this file is no undo file: a repair writes one (--undo-file)")
     count = 0
     try:
@@ -91,6 +102,13 @@ def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> in
     return count
 
 
+def _is_document(document: Any, kind: str, names: Sequence[str]) -> bool:
+    """Whether it is what we have written: a file may hold anything."""
+    if not isinstance(document, dict) or not document.keys() >= set(names):
+        return False
+    return document.get("format") == FORMAT and document.get("kind") == kind
+
+
 def _prepared(connection: Connection, relay: str, wanted_hash: str) -> dict[str, Table]:
     connection.execute("SET LOCAL TIME ZONE 'UTC'")  # a time without a zone is UTC to the relay
     tables = _tables(connection, relay, wanted_hash)
@@ -98,17 +116,37 @@ def _prepared(connection: Connection, relay: str, wanted_hash: str) -> dict[str,
     return tables
 
 
-def _moved(connection: Connection, plan: Mapping[str, Any]) -> set[str]:
-    """The topics of which the relay has applied more, or less, than the plan has seen."""
+def _moved(connection: Connection, plan: Mapping[str, Any]) -> tuple[set[str], Applied]:
+    """The topics of which the relay has applied more, or less, than the plan has seen; and what it has applied."""
     positions = connection.execute(query("positions"), {"relay": plan["relay"]}).fetchall()
     letters = connection.execute(query("letters_counted"), {"relay": plan["relay"]}).fetchone()
     is_replayed = letters is None or letters[1] != plan.get("letters_replayed")
-    seen = plan.get("applied", {})
-    return {
-        topic
-        for source, topic, _, _, start, next_offset, beyond, _ in positions
-        if is_replayed or seen.get(str(source)) != [[start, next_offset], *map(list, beyond)]
-    }
+    moved: set[str] = set()
+    now: Applied = {}
+    for source, topic, _, _, start, next_offset, beyond, _ in positions:
+        now[source] = [(start, next_offset), *((first, last) for first, last in beyond)]
+        if is_replayed or plan["applied"].get(str(source)) != [list(each) for each in now[source]]:
+            moved.add(topic)
+    return moved, now
+
+
+def overtaken(found: Sequence[int | None] | None, seen: Applied, now: Applied) -> bool:
+    """Whether the relay has meanwhile come to a row that was ahead of it. `found`: the record that the row names. The
+    guard changes nothing in a row that names this record or a later one: its digest does not tell that it is right now,
+    or that a record was passed over for it.
+    """
+    source, offset = found or (None, None)
+    if source is None or offset is None:
+        return False  # the guard lets every record over such a row
+    before = seen.get(source, [])
+    if any(first <= offset < last for first, last in before):
+        return False
+    return _up_to(offset, before) != _up_to(offset, now.get(source, []))
+
+
+def _up_to(offset: int, ranges: Sequence[Range]) -> tuple[Range, ...]:
+    clamped = [(first, min(last, offset + 1)) for first, last in ranges]
+    return merge([each for each in clamped if each[0] < each[1]])
 
 
 def raise_fence(connection: Connection, relay: str, owner: str) -> None:

@@ -35,7 +35,7 @@ Place = tuple[int, int]  # source, offset
 # neighbours, so that few records are read again.
 ASKED_MAX = 1_000
 SUPERSEDED, COMPACTED = "superseded", "compacted"
-TIED, UNTOLD = "tied", "untold"
+TIED, UNTOLD, REWOUND = "tied", "untold", "rewound"
 IN_DOUBT = {difference.EXTRA, difference.AHEAD, difference.MOVED}
 SIMPLE = {
     difference.MISSING: Kind.ROW_MISSING,
@@ -64,6 +64,10 @@ class Settler:
         right = self._right_after_all(table, suspects)
         tied = self._tied(suspects)
         without_key = self._without_key(table, committed)
+        # What stands between the relay and the place where it was has been applied before: it may delete rows.
+        is_rewound = table.first.is_keyed and any(
+            source.position.is_rewound for source in self._cut.of_topics(table.topics)
+        )
         settled = []
         for suspect in suspects:
             is_untold = _place(suspect) in without_key or (
@@ -73,6 +77,8 @@ class Settler:
                 settled.append(Settled(suspect=suspect, kind=None))
             elif suspect in tied or is_untold:
                 settled.append(Settled(suspect=suspect, kind=None, detail=TIED if suspect in tied else UNTOLD))
+            elif suspect.opinion == difference.MISSING and is_rewound:
+                settled.append(Settled(suspect=suspect, kind=None, detail=REWOUND))
             elif suspect.opinion in SIMPLE:
                 settled.append(Settled(suspect=suspect, kind=SIMPLE[suspect.opinion]))
             else:
@@ -187,7 +193,13 @@ class Settler:
         if place is None:
             return not table.first.guard  # its rows do not say which record they come from
         source = self._sources.get(place[0])
-        is_readable = source is not None and any(first <= place[1] < last for first, last in source.ranges)
+        # Also below the mark of an incremental run, which compares rows there that were written since.
+        is_readable = (
+            source is not None
+            and source.facts is not None
+            and source.facts.log_start <= place[1] < source.facts.stable
+            and source.position.has_applied(place[1])
+        )
         return is_readable and place not in committed and place not in written
 
     def _keys_past_the_cut(self, table: Table, keys: set[str]) -> set[str]:

@@ -179,7 +179,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
     ((_, letters_replayed),) = snapshot.rows("letters_counted", relay=name)
     tables, more = existing_tables(snapshot, by_table(targets))
     notes += more + _notes(topics, sources, facts, feed_topic, mode)
-    mapped = {target.topic for target in targets}
+    mapped = frozenset(target.topic for target in targets)
     notes += [f"the topic {topic} is mapped to no table: not checked" for topic in topics if topic not in mapped]
     unread, told = feed_gaps(feed_from, facts.get(feed_topic, {}))
     told += [f"the topic {topic} does not tell its cleanup.policy: it is taken for compacted" for topic in silent]
@@ -193,6 +193,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
         lsn=snapshot.lsn,
         config_hash=hashed,
         sources=sources,
+        mapped=mapped,
         dead_letters=letters,
         replayed=replayed,
         letters_replayed=letters_replayed,
@@ -202,7 +203,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
         feed_whole_from_ms=feed_whole_from_ms,
         feed_applied=dict(snapshot.rows("feed_positions", relay=name)),
         compacted=compacted | frozenset(silent),
-        unpositioned=_unpositioned(topics, sources, facts),
+        unpositioned=_unpositioned(sorted(mapped), sources, facts),
         notes=(*notes, *unread),
         told=tuple(told),
     )
@@ -214,18 +215,18 @@ def _feed(
     facts: Mapping[int, PartitionFacts],
     marked: Mapping[int, int],
     marked_at_ms: int | None,
-) -> tuple[dict[int, Range], int | None]:
-    """What is read of the feed, and since when all decisions are in it. The run that left the mark has compared with
-    the log what was settled when it began; manifests of what was decided after that may stand before the mark.
+) -> tuple[dict[int, Range], dict[int, int | None]]:
+    """What is read of the feed, and since when all decisions are in it, by partition. The run that left the mark has
+    compared with the log what was settled when it began; manifests of what was decided after that may stand before the
+    mark.
     """
     if marked_at_ms is None or not facts:
-        feed, is_whole = feed_ranges(facts, marked, {})
-        return feed, 0 if is_whole else None
+        feed, whole = feed_ranges(facts, marked, {})
+        return feed, {partition: 0 if partition in whole else None for partition in feed}
     settled_ms = marked_at_ms - SETTLED_AFTER_MS
-    feed, is_whole = feed_ranges(facts, marked, read_offsets_at(kafka, topic, settled_ms - SETTLED_AFTER_MS))
-    if all(first == 0 for first, _ in feed.values()):
-        return feed, 0
-    return feed, settled_ms if is_whole else None
+    feed, whole = feed_ranges(facts, marked, read_offsets_at(kafka, topic, settled_ms - SETTLED_AFTER_MS))
+    since_ms = {partition: settled_ms if partition in whole else None for partition in feed}
+    return feed, since_ms | {partition: 0 for partition, (first, _) in feed.items() if first == 0}
 
 
 def read_positions(snapshot: Snapshot, relay: str) -> list[Position]:

@@ -114,7 +114,7 @@ def read_target(topic: str, schema: str, table: str, mapping: Mapping[str, Any])
 
 def _column(entry: Mapping[str, Any]) -> tuple[Column | None, str]:
     column_type = parse_type(entry["type"])
-    if column_type is None or (column_type.is_array and column_type.kind in {Kind.JSON, Kind.BYTEA}):
+    if column_type is None or (column_type.is_array and column_type.kind in {Kind.JSON, Kind.JSONB, Kind.BYTEA}):
         return None, f"type {entry['type']}"
     if column_type.is_array and column_type.kind is Kind.NUMERIC and not column_type.is_bounded:
         return None, f"type {entry['type']} without a precision"
@@ -138,7 +138,7 @@ def _is_plain_in_key(column_type: ColumnType, path: Sequence[str]) -> bool:
     """The whole key, or a plain field of its document."""
     if column_type.is_array:
         return False
-    return not path or (len(path) == 1 and column_type.kind not in {Kind.JSON, Kind.BYTEA})
+    return not path or (len(path) == 1 and column_type.kind not in {Kind.JSON, Kind.JSONB, Kind.BYTEA})
 
 
 def by_table(targets: Sequence[Target]) -> list[Table]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_jobs.cut import width_of
+from spark_jobs.cut import SETTLED_AFTER_MS, width_of
 from spark_jobs.findings import Finding, Kind, Sample, Settled
 from spark_jobs.manifests import VERSION
 from spark_jobs.sources import feed_manifests, source_records
@@ -36,7 +36,7 @@ class Transactions:
         self._runs = None if self.manifests is None else transactions.runs(self.manifests)
         self.count = 0
         self.unchecked = ""
-        self.oldest_ms = run.cut.feed_whole_from_ms
+        self.oldest_ms = dict(run.cut.feed_whole_from_ms)
         self.told: list[str] = []
 
     def close(self) -> None:
@@ -52,10 +52,8 @@ class Transactions:
             F.count_if(F.col("is_unreadable") & F.col("newer").isNull()).alias("unreadable"),
             F.count("newer").alias("newer"),
             F.max("newer").alias("version"),
-            F.min(F.when(~F.col("is_unreadable"), F.col("decided_at_ms"))).alias("oldest"),
         ).first()
-        if self.oldest_ms is None and counted:
-            self.oldest_ms = counted["oldest"]
+        self._date_what_is_cut_short(self.manifests)
         self.count = counted["transactions"] if counted else 0
         if counted and counted["newer"]:
             self.unchecked = newer_told(self._run.settings.feed_topic, counted["newer"], counted["version"])
@@ -66,7 +64,19 @@ class Transactions:
             found.append(Finding(kind=Kind.MANIFEST_DIFFERS, where=where, count=counted["unreadable"]))
         if self._run.cut.mode == "transaction":
             found += self._half_applied(self._runs)
-        return [*found, *self._contradicted(self._runs), *self._groups(self.manifests)]
+        found += [*self._beyond_end(self._runs), *self._contradicted(self._runs)]
+        return [*found, *self._groups(self.manifests)]
+
+    def _date_what_is_cut_short(self, manifests: DataFrame) -> None:
+        """By the oldest manifest of each partition that retention has cut short. A manifest follows its decision within
+        a minute: those before this one may be of decisions up to that much younger.
+        """
+        if None not in self.oldest_ms.values():
+            return
+        oldest = manifests.filter(~F.col("is_unreadable")).groupBy("feed_partition").agg(F.min("decided_at_ms"))
+        for partition, decided_at_ms in oldest.collect():
+            if self.oldest_ms.get(partition) is None:
+                self.oldest_ms[partition] = decided_at_ms + SETTLED_AFTER_MS
 
     def _half_applied(self, runs: DataFrame) -> list[Finding]:
         # What was applied before a rewind still stands in the database.
@@ -77,12 +87,26 @@ class Transactions:
                 source.position.start,
                 source.position.written,
             )
-            for source in self._run.cut.sources
+            for source in self._run.cut.of_topics(self._run.cut.mapped)
             if source.facts is not None
         ]
         applied = self._run.spark.createDataFrame(rows, RANGES)
         broken = transactions.half_applied(runs, applied)
         return self._found(Kind.ATOMICITY_BROKEN, broken, lambda row: f"{row.applied} of {row.wanted} offsets applied")
+
+    def _beyond_end(self, runs: DataFrame) -> list[Finding]:
+        """Whatever is compared in this run: the feed's end was asked for before the topics', so they have all of it."""
+        sources = [source for source in self._run.cut.sources if source.facts is not None]
+        ends = self._run.spark.createDataFrame(
+            [
+                (source.position.topic_id, source.position.partition, source.position.source, source.facts.high)
+                for source in sources
+                if source.facts is not None
+            ],
+            "topic_id string, partition int, source int, high bigint",
+        )
+        wrong = transactions.beyond_end(runs, ends)
+        return self._found(Kind.MANIFEST_DIFFERS, wrong, lambda row: f"{_told(sources, row)}: past the end")
 
     def _contradicted(self, runs: DataFrame) -> list[Finding]:
         """Cheap first here too: sums over the offsets that are claimed and those that are seen."""
@@ -144,10 +168,12 @@ class Transactions:
         return [bucket for bucket in differing if topics[bucket[0]] not in skipped]
 
     def _groups(self, manifests: DataFrame) -> list[Finding]:
+        # A group's offset does not say of which incarnation of its topic it is.
+        remade = {source.position.topic for source in self._run.cut.sources if source.facts is None}
         ends = {
             (source.position.topic, source.position.partition): source.facts.high
             for source in self._run.cut.sources
-            if source.facts is not None
+            if source.facts is not None and source.position.topic not in remade
         }
         rows = (
             manifests.select(F.explode("group_offsets").alias("of"))
@@ -155,6 +181,11 @@ class Transactions:
             .agg(F.max("of.next").alias("next"))
             .collect()
         )
+        skipped = sum((row.topic, row.partition) not in ends for row in rows)
+        if skipped:
+            self.told.append(
+                f"{skipped} group offsets are of topics that are not the relay's, or made again: not compared"
+            )
         beyond = [row for row in rows if row.next > ends.get((row.topic, row.partition), row.next)]
         return [
             Finding(

@@ -42,7 +42,7 @@ def _exit_codes() -> Iterator[None]:
 
     from oncebox.dsn import DsnError
     from oncebox.settings import SettingsError
-    from spark_jobs.errors import CannotCheckError, ReconcileError
+    from spark_jobs.errors import CannotCheckError, ReconcileError, unforeseen
     from spark_jobs.verdict import EXIT_CODES, EXIT_ERROR, Verdict
 
     try:
@@ -56,6 +56,9 @@ def _exit_codes() -> Iterator[None]:
         raise typer.Exit(EXIT_ERROR) from error
     except (ReconcileError, SettingsError, DsnError, OSError) as error:
         print(f"oncebox: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_ERROR) from error
+    except Exception as error:
+        print(f"oncebox: {unforeseen(error)}", file=sys.stderr)
         raise typer.Exit(EXIT_ERROR) from error
 
 

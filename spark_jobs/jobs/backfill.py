@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_jobs.errors import CannotCheckError
+from spark_jobs.errors import CannotCheckError, unforeseen
 from spark_jobs.verdict import EXIT_CODES, EXIT_ERROR, Verdict
 
 if TYPE_CHECKING:
@@ -68,8 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CannotCheckError as error:
         tell(f"nothing is changed: {error}")
         return EXIT_CODES[Verdict.INCOMPLETE]
-    except (ReconcileError, SettingsError) as error:
+    except (ReconcileError, SettingsError, OSError) as error:
         tell(str(error))
+        return EXIT_ERROR
+    except Exception as error:  # noqa: BLE001 - whatever it is, 1 would mean findings
+        tell(unforeseen(error))
         return EXIT_ERROR
     tell(told(given.table, changes, is_dry=not given.apply))
     return 0

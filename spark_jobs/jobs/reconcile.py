@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_jobs.errors import CannotCheckError
+from spark_jobs.errors import CannotCheckError, unforeseen
 from spark_jobs.verdict import EXIT_CODES, EXIT_ERROR, Verdict
 
 if TYPE_CHECKING:
@@ -59,8 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CannotCheckError as error:
         tell(f"nothing could be concluded: {error}")
         return EXIT_CODES[Verdict.INCOMPLETE]
-    except (ReconcileError, SettingsError) as error:
+    except (ReconcileError, SettingsError, OSError) as error:
         tell(str(error))
+        return EXIT_ERROR
+    except Exception as error:  # noqa: BLE001 - whatever it is, 1 would mean findings
+        tell(unforeseen(error))
         return EXIT_ERROR
     tell(result.sentence)
     tell(f"report: {files['html']}")

@@ -13,7 +13,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from spark_jobs.columns import Kind
 from spark_jobs.encoding import spark_column, spark_digest
-from spark_jobs.jsonb import jsonb_at
+from spark_jobs.jsonb import jsonb_at, raw_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +125,7 @@ def _field(base: str, path: Sequence[str]) -> SparkColumn:
 def _raw(column: Column, target: Target) -> SparkColumn:
     """Its value as text, wherever it comes from."""
     match column.origin:
-        case "value" if column.type.kind is Kind.JSON:
+        case "value" if column.type.kind in {Kind.JSON, Kind.JSONB}:
             return _json_text(column, target)
         case "value" if column.type.kind is Kind.NUMERIC and not column.type.is_bounded:
             return F.btrim(_json_text(column, target), F.lit('"'))
@@ -136,6 +136,8 @@ def _raw(column: Column, target: Target) -> SparkColumn:
         case "key" if column.type.kind is Kind.BYTEA:
             return F.base64("key")  # as JSON would carry it
         case "key" if column.type.kind is Kind.JSON:
+            return F.when(F.col("key_string") != "null", F.col("key_string"))
+        case "key" if column.type.kind is Kind.JSONB:
             return F.udf(jsonb_at, T.StringType(), useArrow=False)(F.col("key_string"), F.array().cast("array<string>"))
         case "key":
             return F.col("key_string")
@@ -148,7 +150,7 @@ def _raw(column: Column, target: Target) -> SparkColumn:
 
 
 def _json_text(column: Column, target: Target) -> SparkColumn:
-    at = F.udf(jsonb_at, T.StringType(), useArrow=False)
+    at = F.udf(raw_at if column.type.kind is Kind.JSON else jsonb_at, T.StringType(), useArrow=False)
     if target.format == "json":
         return at(F.col("value_text"), F.array(*(F.lit(name) for name in column.path)))
     bare = at(F.col("value_text"), F.array(*(F.lit(name) for name in ("after", *column.path))))

@@ -69,6 +69,22 @@ def written_by(all_runs: DataFrame, places: DataFrame) -> DataFrame:
     )
 
 
+def beyond_end(all_runs: DataFrame, ends: DataFrame) -> DataFrame:
+    """`ends`: topic_id, partition, source, high. Transactions whose manifests claim offsets that the partition does not
+    have, as contradicted() tells them.
+    """
+    return (
+        all_runs.join(F.broadcast(ends), ["topic_id", "partition"])
+        .filter(F.col("next") > F.col("high"))
+        .withColumn("offset", F.greatest("first", "high"))
+        .groupBy(*NAME)
+        .agg(
+            F.min(F.struct("source", "offset")).alias("begin"), F.sum(F.col("next") - F.col("offset")).alias("offsets")
+        )
+        .select(*NAME, "begin.*", "offsets")
+    )
+
+
 def claimed_offsets(all_runs: DataFrame, readable: DataFrame) -> DataFrame:
     """`readable`: topic_id, partition, source, first, next. Each offset inside it that a manifest claims."""
     low = F.greatest(F.col("first"), F.col("low"))

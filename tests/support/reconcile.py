@@ -130,7 +130,6 @@ class World:
 
     def apply(self) -> None:
         """What the relay would do with all that is committed."""
-        facts = read_facts(_settings(self.servers), list(self.topics.values()))
         with psycopg.connect(self.dsn, options="-c search_path=public") as connection:
             for table, topic in self.topics.items():
                 messages = sorted(
@@ -138,11 +137,17 @@ class World:
                 )
                 for message in messages:
                     self._write(connection, table, topic, message)
-                for partition, each in facts[topic].items():
-                    connection.execute(
-                        "UPDATE oncebox.position SET next_offset = %s, high_offset = %s WHERE source = %s",
-                        [each.stable, each.stable, self.sources[topic, partition]],
-                    )
+        self.advance(*self.topics)
+
+    def advance(self, *tables: str) -> None:
+        """Only the positions, to the end."""
+        facts = read_facts(_settings(self.servers), [self.topics[table] for table in tables])
+        for topic, partitions in facts.items():
+            for partition, each in partitions.items():
+                self.run(
+                    "UPDATE oncebox.position SET next_offset = %s, high_offset = %s WHERE source = %s",
+                    [each.stable, each.stable, self.sources[topic, partition]],
+                )
 
     def _write(self, connection: psycopg.Connection[Any], table: str, topic: str, message: Any) -> None:
         source, offset = self.sources[topic, message.partition()], message.offset()

@@ -19,8 +19,9 @@ from spark_jobs.findings import Kind
 from spark_jobs.jobs import reconcile as job
 from spark_jobs.jobs.reconcile import run
 from spark_jobs.snapshot import APPLICATION, Snapshot
+from tests.support.coordinator import read_committed
 from tests.support.kafka import create_topic
-from tests.support.reconcile import World
+from tests.support.reconcile import COLUMNS, World, mapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,6 +84,32 @@ def test_partitions_added_retention_and_a_rewind(world: World, check: Callable[.
     assert any("3 offsets are past retention" in note for note in kept.unchecked)
     (finding,) = kept.findings
     assert (finding.kind, [sample.key for sample in finding.samples]) == (Kind.ROW_MISSING, [{"id": str(missing)}])
+
+
+def test_json_that_jsonb_would_refuse(world: World, check: Callable[..., Result]):
+    """A json column keeps any text; one such row must not end every run."""
+    given = json.dumps(mapping(COLUMNS | {"document": "json"}, ["id"]))
+    world.run("ALTER TABLE accounts ADD document json")
+    world.run("UPDATE oncebox.target SET mapping = %s WHERE table_name = 'accounts'", [given])
+    documents = {1: r'{"x":  "a\u0000b"}', 2: "1e200000", 3: r'{"b": 1, "a": "\ud83d\ude00"}'}
+    transaction = world.producer.begin()
+    for key, document in documents.items():
+        value = f'{{"id": {key}, "document": {document} }}'
+        transaction.send(world.topics["accounts"], value.encode(), key=str(key).encode())
+    transaction.commit()
+    for each in read_committed(world.servers, world.topics["accounts"]):
+        key = int(each.key() or b"")
+        place = (world.sources[each.topic() or "", each.partition() or 0], each.offset())
+        world.run(
+            "INSERT INTO accounts (id, document, oncebox_source, oncebox_offset) VALUES (%s, %s, %s, %s)",
+            [key, documents[key], *place],
+        )
+    world.advance("accounts")
+    result = check()
+    assert (result.findings, result.exit_code) == ((), 0)
+    world.run("UPDATE accounts SET document = '2e200000' WHERE id = 2")
+    (finding,) = check().findings
+    assert (finding.kind, finding.count, finding.samples[0].key) == (Kind.ROW_DIFFERS, 1, {"id": "2"})
 
 
 def test_spark_connects_as_the_snapshot_does(database: str, monkeypatch: pytest.MonkeyPatch):

@@ -101,11 +101,12 @@ def test_a_database_that_does_not_answer(capsys: pytest.CaptureFixture[str]):
 
 def test_files_that_are_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     wrong = tmp_path / "wrong.json"
-    wrong.write_text("{}")
-    code, _, err = call(capsys, "repair", str(wrong), "--dsn", "postgresql://nowhere")
-    assert (code, "no repair plan" in err) == (4, True)
-    code, _, err = call(capsys, "repair", str(wrong), "--undo", "--dsn", "postgresql://nowhere")
-    assert (code, "no undo file" in err) == (4, True)
+    for text in ("{}", "[]", "null", '{"format": 2, "kind": "plan"}', '{"format": 2, "kind": "undo"}'):
+        wrong.write_text(text)
+        code, _, err = call(capsys, "repair", str(wrong), "--dsn", "postgresql://nowhere")
+        assert (code, "no repair plan" in err) == (4, True)
+        code, _, err = call(capsys, "repair", str(wrong), "--undo", "--dsn", "postgresql://nowhere")
+        assert (code, "no undo file" in err) == (4, True)
     wrong.write_text("not JSON")
     code, _, err = call(capsys, "repair", str(wrong), "--dsn", "postgresql://nowhere")
     assert (code, "is not JSON" in err) == (4, True)

@@ -19,7 +19,7 @@ from spark_jobs.jobs.repair import plan_of
 from spark_jobs.queries import query
 from spark_jobs.reconcile import reconcile
 from spark_jobs.records import Record, to_json
-from spark_jobs.repair import FORMAT, apply_plan
+from spark_jobs.repair import FORMAT, OVERTAKEN, apply_plan
 from spark_jobs.settle import Settler
 from spark_jobs.snapshot import Snapshot
 from spark_jobs.targets import config_hash
@@ -67,7 +67,7 @@ def damage(world: World, old: tuple[int, int]) -> None:
 
 
 def test_damage_is_found_named_mended_and_put_back(
-    world: World, check: Callable[..., Result], spark: Any, tmp_path: Path
+    world: World, check: Callable[..., Result], spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     world.transfer(*range(1, 12))
     world.transfer(3, 4, version=1)
@@ -152,6 +152,15 @@ def test_damage_is_found_named_mended_and_put_back(
         assert repair(undo, "--undo") == 0
         assert world.run(ROWS) == damaged
         assert sorted(world.run("SELECT id, account FROM journal WHERE id = 2000")) == [(2000, 2), (2000, 77)]
+
+    # The relay comes to the transaction of which a half stood there: its guard keeps both rows, and a repair does too.
+    world.advance("accounts")
+    capsys.readouterr()
+    assert repair(file, "--undo-file", other) == 1
+    left_alone = {line.split()[3] for line in capsys.readouterr().out.splitlines() if OVERTAKEN in line}
+    assert left_alone == {"6;:", "7;:", "50;:", "77;:"}
+    names = world.run("SELECT id, name FROM accounts WHERE id IN (7, 50) ORDER BY id")
+    assert names == [(7, "né 7.4"), (50, "né 50.4")]
 
 
 @pytest.mark.postgres

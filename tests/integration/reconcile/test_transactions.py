@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from spark_jobs.log_state import LogCheck, check_log
 from spark_jobs.whole import Transactions
 from tests.support.coordinator import manifests
 from tests.support.kafka import create_topic
+from tests.support.reconcile import RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +69,32 @@ def test_a_topic_that_is_rewound_breaks_no_transaction(world: World, check: Call
     assert any("the relay was rewound" in note for note in result.unchecked)
 
 
+def test_a_row_that_was_deleted_before_a_rewind_is_not_missing(world: World, check: Callable[..., Result]):
+    world.transfer(*range(1, 6))
+    world.apply()
+    ((source, offset),) = world.run("SELECT oncebox_source, oncebox_offset FROM accounts WHERE id = 5")
+    world.delete(5)
+    world.apply()
+    world.run("UPDATE oncebox.position SET next_offset = %s WHERE source = %s", [offset + 1, source])
+    result = check()
+    assert (result.findings, result.exit_code) == ((), 2)
+    assert any("1 rows are not there, and a record that is to be applied again" in each for each in result.unchecked)
+
+
+def test_a_topic_that_the_relay_has_dropped_breaks_no_transaction(world: World, check: Callable[..., Result]):
+    """Its positions stay where they were, whatever is committed there."""
+    world.transfer(1, 2)
+    world.apply()
+    world.run("DELETE FROM oncebox.target WHERE table_name = 'journal'")
+    world.transfer(3, 4)
+    world.apply()
+    journal = [world.sources[world.topics["journal"], partition] for partition in range(world.partitions)]
+    world.run("UPDATE oncebox.position SET next_offset = 1, high_offset = 1 WHERE source = ANY(%s)", [journal])
+    result = check()
+    assert (result.findings, result.exit_code, result.lag) == ((), 2, 0)
+    assert result.unchecked == (f"the topic {world.topics['journal']} is mapped to no table: not checked",)
+
+
 def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: Begun):
     world.transfer(1, 2, 3)
     world.apply()
@@ -79,13 +107,14 @@ def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: 
     run = forged.written[0].runs[-1]
     run.offset_first, run.offset_next = run.offset_next, run.offset_next + 1  # the marker's offset
     producer = Producer({"bootstrap.servers": world.servers})
-    producer.produce(
-        world.coordinators.feed_topic,
-        manifest_pb2.FeedRecord(version=1, manifest=forged).SerializeToString(),
-        key=forged.transactional_id.encode(),
-        partition=0,
-    )
-    producer.flush(30)
+
+    def forge() -> None:
+        value = manifest_pb2.FeedRecord(version=1, manifest=forged).SerializeToString()
+        name = forged.transactional_id.encode()
+        producer.produce(world.coordinators.feed_topic, value, key=name, partition=0)
+        producer.flush(30)
+
+    forge()
     result = check()
     assert kinds(result) == {Kind.MANIFEST_DIFFERS: 1}
     assert f"number {forged.number}" in result.findings[0].samples[0].detail
@@ -102,13 +131,23 @@ def test_a_tampered_manifest(world: World, check: Callable[..., Result], begun: 
     with begun() as later, closing(Transactions(later)) as feed:
         assert feed.check() == []
         assert any(f"{own.written[0].topic} is compacted" in each for each in feed.told)
+    # But no topic has an offset past its end, whatever of it is compared.
+    forged.number += 1
+    run.offset_first, run.offset_next = run.offset_first + 1_000_000, run.offset_next + 1_000_001
+    forge()
+    with begun() as later, closing(Transactions(later)) as feed:
+        (finding,) = feed.check()
+    assert (finding.kind, finding.count) == (Kind.MANIFEST_DIFFERS, 1)
+    (sample,) = finding.samples
+    assert f"number {forged.number}: {own.written[0].topic}:" in sample.detail
+    assert f":{run.offset_first} holds no committed record and 1 more: past the end" in sample.detail
 
 
 class Forger:
     """Writes a log and a feed of its own."""
 
-    def __init__(self, servers: str) -> None:
-        self.feed, self.log = (create_topic(servers, None) for _ in range(2))
+    def __init__(self, servers: str, *, partitions: int = 1) -> None:
+        self.feed, self.log = (create_topic(servers, None, partitions=partitions) for _ in range(2))
         self._producer = Producer({"bootstrap.servers": servers})
 
     def outcomes(self, name: str, *, version: int = 1) -> None:
@@ -119,18 +158,22 @@ class Forger:
         key = log_pb2.LogKey(transactional_id=name).SerializeToString()
         self._write(self.log, log_pb2.LogValue(version=version, id=state).SerializeToString(), key)
 
-    def decided(self, name: str, number: int, *, at_ms: int) -> None:
+    def decided(self, name: str, *numbers: int, at_ms: int, partition: int = 0) -> None:
+        """Each an hour after the one before."""
         state = log_pb2.IdState()
-        state.outcomes.add(number=number, result=transaction_pb2.COMMITTED, decided_at_ms=at_ms)
+        for index, number in enumerate(numbers):
+            decided_at_ms = at_ms + index * 3_600_000
+            state.outcomes.add(number=number, result=transaction_pb2.COMMITTED, decided_at_ms=decided_at_ms)
         key = log_pb2.LogKey(transactional_id=name).SerializeToString()
-        self._write(self.log, log_pb2.LogValue(version=1, id=state).SerializeToString(), key)
+        self._write(self.log, log_pb2.LogValue(version=1, id=state).SerializeToString(), key, partition)
 
-    def manifest(self, *, version: int = 1, **fields: Any) -> None:
-        manifest = manifest_pb2.Manifest(part_count=1, decided_at_ms=fields.get("number", 1), **fields)
-        self._write(self.feed, manifest_pb2.FeedRecord(version=version, manifest=manifest).SerializeToString(), None)
+    def manifest(self, *, version: int = 1, partition: int = 0, **fields: Any) -> None:
+        manifest = manifest_pb2.Manifest(**({"part_count": 1, "decided_at_ms": fields.get("number", 1)} | fields))
+        record = manifest_pb2.FeedRecord(version=version, manifest=manifest)
+        self._write(self.feed, record.SerializeToString(), None, partition)
 
-    def _write(self, topic: str, value: bytes, key: bytes | None) -> None:
-        self._producer.produce(topic, value, key=key)
+    def _write(self, topic: str, value: bytes, key: bytes | None, partition: int = 0) -> None:
+        self._producer.produce(topic, value, key=key, partition=partition)
         self._producer.flush(30)
 
 
@@ -162,6 +205,25 @@ def test_the_log_against_the_feed(world: World, check: Callable[..., Result], be
     admin = AdminClient({"bootstrap.servers": world.servers})
     admin.delete_records([end])[TopicPartition(forger.feed, 0)].result(60)
     assert "is past retention: the log is not compared" in compared(forger.log).unchecked
+
+
+def test_retention_takes_from_the_feed_partition_by_partition(world: World, begun: Begun):
+    forger, hour_ms = Forger(world.servers, partitions=2), 3_600_000
+    for partition, name in enumerate(("whole", "cut")):
+        forger.decided(name, 1, 2, 3, at_ms=100 * hour_ms, partition=partition)
+        for number in (1, 3) if name == "whole" else (1, 2, 3):
+            decided_at_ms = (99 + number) * hour_ms
+            forger.manifest(transactional_id=name, number=number, decided_at_ms=decided_at_ms, partition=partition)
+    admin, end = AdminClient({"bootstrap.servers": world.servers}), TopicPartition(forger.feed, 1, 2)
+    admin.delete_records([end])[TopicPartition(forger.feed, 1)].result(60)
+    with begun(feed_topic=forger.feed, log_topic=forger.log) as run, closing(Transactions(run)) as feed:
+        feed.check()
+        log = check_log(run, feed.manifests, feed.oldest_ms)
+    (finding,) = log.findings
+    assert [sample.detail for sample in finding.samples] == [
+        "transaction whole number 2: committed in the log, not in the feed"
+    ]
+    assert log.told.startswith("2 commits of the log")
 
 
 def test_no_decision_is_between_two_runs(world: World, spark: Any, monkeypatch: pytest.MonkeyPatch):
@@ -213,6 +275,7 @@ def test_a_group_offset_beyond_the_end(world: World, begun: Begun, monkeypatch: 
     world.transfer(*range(1, 6))
     world.apply()
     topic, forger, asked = world.topics["accounts"], Forger(world.servers), []
+    told: list[str] = []
 
     def group(ahead: int) -> transaction_pb2.GroupOffsets:
         with begun() as run:
@@ -228,7 +291,9 @@ def test_a_group_offset_beyond_the_end(world: World, begun: Begun, monkeypatch: 
 
     def checked() -> list[Any]:
         with begun(feed_topic=forger.feed) as run, closing(Transactions(run)) as feed:
-            return feed.check()
+            found = feed.check()
+            told[:] = feed.told
+            return found
 
     of_leader = facts._of_leader
     forger.manifest(transactional_id="a", number=1, group_offsets=[group(0)])
@@ -241,6 +306,19 @@ def test_a_group_offset_beyond_the_end(world: World, begun: Begun, monkeypatch: 
     # The feed's end is taken before the topics': whoever reads on meanwhile is not beyond them.
     assert asked[0] == forger.feed
     assert len(asked) == 3
+    # What is not compared is told: of a topic that is not the relay's, and of one that was made again.
+    assert told == []
+    elsewhere = transaction_pb2.GroupOffsets(group_id="readers")
+    elsewhere.offsets.add(topic="elsewhere", partition=0, offset_next=5)
+    forger.manifest(transactional_id="a", number=3, group_offsets=[elsewhere])
+    world.run("INSERT INTO oncebox.source (topic, topic_id, partition) VALUES (%s, %s, 0)", [topic, uuid.uuid4()])
+    world.run(
+        "INSERT INTO oncebox.position (relay, source, start_offset, next_offset, high_offset) "
+        "SELECT %s, max(source), 0, 0, 0 FROM oncebox.source",
+        [RELAY],
+    )
+    assert checked() == []
+    assert told == ["3 group offsets are of topics that are not the relay's, or made again: not compared"]
 
 
 def test_a_hanging_transaction(world: World, check: Callable[..., Result], begun: Begun):

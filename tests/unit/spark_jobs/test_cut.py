@@ -34,7 +34,8 @@ def cut(*sources: SourceCut, **more: Any) -> Cut:
     given: dict[str, Any] = {
         "relay": "r", "mode": "transaction", "fence": 1, "snapshot_text": "", "xmin": 1, "system": 1, "lsn": "0/1",
         "config_hash": "", "dead_letters": (), "replayed": {}, "letters_replayed": 0, "tables": (), "feed": {},
-        "at_ms": 1, "feed_whole_from_ms": 0, "feed_applied": {},
+        "mapped": frozenset({"t"}),
+        "at_ms": 1, "feed_whole_from_ms": {}, "feed_applied": {},
         "compacted": frozenset(), "unpositioned": (), "notes": (), "told": (),
     }  # fmt: skip
     return Cut(sources=sources, **(given | more))
@@ -102,13 +103,13 @@ def test_the_feed_goes_on_behind_what_is_applied():
 
 def test_the_feed_is_read_from_what_was_too_young_for_the_last_run():
     there = {0: facts(stable=90), 1: facts(stable=80)}
-    assert feed_ranges(there, {}, {}) == ({0: (0, 90), 1: (0, 80)}, True)
-    assert feed_ranges(there, {0: 50, 1: 60}, {0: 40, 1: -1}) == ({0: (40, 90), 1: (60, 80)}, True)
-    assert feed_ranges(there, {0: 50}, {0: 70, 1: 5}) == ({0: (50, 90), 1: (0, 80)}, True)
+    assert feed_ranges(there, {}, {}) == ({0: (0, 90), 1: (0, 80)}, {0, 1})
+    assert feed_ranges(there, {0: 50, 1: 60}, {0: 40, 1: -1}) == ({0: (40, 90), 1: (60, 80)}, {0, 1})
+    assert feed_ranges(there, {0: 50}, {0: 70, 1: 5}) == ({0: (50, 90), 1: (0, 80)}, {0, 1})
     lost = {0: facts(log_start=45, stable=90)}
-    assert feed_ranges(lost, {0: 50}, {0: 40}) == ({0: (45, 90)}, False)
-    assert feed_ranges(lost, {0: 50}, {0: 45}) == ({0: (45, 90)}, True)
-    assert feed_ranges(lost, {}, {}) == ({0: (45, 90)}, False)
+    assert feed_ranges(lost, {0: 50}, {0: 40}) == ({0: (45, 90)}, set())
+    assert feed_ranges(lost, {0: 50}, {0: 45}) == ({0: (45, 90)}, {0})
+    assert feed_ranges(lost, {}, {}) == ({0: (45, 90)}, set())
 
 
 def test_what_retention_took_from_the_feed_is_told():

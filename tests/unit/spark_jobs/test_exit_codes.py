@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from oncebox import cli
 from oncebox.local.java import JavaMissingError
 from oncebox.wire import KafkaSettings
+from spark_jobs.jobs import backfill, reconcile
 from spark_jobs.jobs.reconcile import main
 from spark_jobs.sources import kafka_options
 
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def by_command(*arguments: str) -> int:
+def by_command(*arguments: str, name: str = "run") -> int:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["reconcile", "run", *arguments])
+        cli.main(["reconcile", name, *arguments])
     return int(ended.value.code or 0)
 
 
@@ -73,6 +75,26 @@ def test_spark_that_does_not_start(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", fail)
     assert main([]) == 4
     assert "Spark does not start: [JAVA_GATEWAY_EXITED]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyError("gone"), ssl.SSLError("[X509] no certificate"), OverflowError("a\nb")])
+def test_what_nobody_has_thought_of(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], places: Path
+):
+    """An exit code of 1 would say that there are findings."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    for job in (reconcile, backfill):
+        monkeypatch.setattr(job, "run", fail)
+    monkeypatch.setattr("spark_jobs.session.submitted_session", lambda: None)
+    codes = (main([]), backfill.main(["shop.orders"]), by_command(), by_command("shop.orders", name="backfill"))
+    assert codes == (4, 4, 4, 4)
+    told = capsys.readouterr()
+    told_lines = [line for line in told.err.splitlines() if "starting Spark" not in line]
+    assert len(told_lines) == 4
+    assert all(str(error).splitlines()[0] in line for line in told_lines)
 
 
 def test_spark_gets_to_kafka_by_the_same_certificates(tmp_path: Path):

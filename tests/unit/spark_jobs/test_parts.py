@@ -13,7 +13,7 @@ from spark_jobs.database import Checksum, decode_key
 from spark_jobs.findings import Finding, Sample
 from spark_jobs.findings import Kind as FindingKind
 from spark_jobs.jobs.audit import render
-from spark_jobs.jsonb import jsonb_at
+from spark_jobs.jsonb import jsonb_at, raw_at
 from spark_jobs.log_state import NOT_READ, decode_open, decode_outcomes, not_read
 from spark_jobs.manifests import UNKNOWN, decode_manifest
 from spark_jobs.publish import metrics_text
@@ -59,6 +59,28 @@ def test_types(name, wanted):
 )
 def test_jsonb(document, text):
     assert jsonb_at(document, ["a"]) == text
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (r' {"b": {"a": 1}, "a" : {"x":  "\u0000é"} } ', r'{"x":  "\u0000é"}'),
+        ('{"a": 1, "\\u0061": [1 ,2]}', "[1 ,2]"),  # the last of equal names
+        ('{"a": 1e200000}', "1e200000"),
+        ('{"a": ' + "9" * 5_000 + "}", "9" * 5_000),
+        ('{"a": "null"}', '"null"'),
+        ('{"a": null}', None),
+        ('{"b": 1}', None),
+        ("{}", None),
+        ("[1]", None),
+        ('{"a": NaN}', None),
+        ('{"a": 1} {', None),
+        ('{"a": 1', None),
+        (None, None),
+    ],
+)
+def test_json_as_it_was_written(document, text):
+    assert raw_at(document, ["a"]) == text
 
 
 def mapping(columns: list[tuple[str, str]], key: list[str], **more: Any) -> dict[str, Any]:

@@ -130,6 +130,31 @@ def test_of_each_opinion_some_are_looked_at(counts, room, expected):
     assert shares(counts, room) == expected
 
 
+@pytest.mark.parametrize("verified", [0, 90])
+def test_a_row_whose_record_was_compacted_is_superseded_below_the_mark_too(
+    verified: int, monkeypatch: pytest.MonkeyPatch
+):
+    source = cut_source(position(), facts(), verified=verified)
+    given = cut(source, compacted=frozenset({"t"}))
+    settler = settle.Settler(None, None, SimpleNamespace(calculated=None), given)  # type: ignore[arg-type]
+    monkeypatch.setattr(settler, "records", lambda *_, **__: {})
+    monkeypatch.setattr(settler, "_keys_past_the_cut", lambda *_: {"3;"})
+    each = suspect(difference.EXTRA, found=(1, 10), copies=1)
+    (settled,) = settler.settle(table(), [each])
+    assert (settled.kind, settled.detail) == (None, settle.SUPERSEDED)
+    # Past the cut nothing is gone: what is not there now is no record of the relay's.
+    (settled,) = settler.settle(table(), [replace(each, found=(1, 110))])
+    assert settled.kind is Kind.ROW_EXTRA
+
+
+def test_nothing_is_missing_while_the_relay_is_rewound(monkeypatch: pytest.MonkeyPatch):
+    for high, kind in ((100, Kind.ROW_MISSING), (150, None)):
+        given = cut(cut_source(position(high=high), facts(), verified=0))
+        settler = settle.Settler(None, None, SimpleNamespace(calculated=None), given)  # type: ignore[arg-type]
+        monkeypatch.setattr(settler, "records", lambda *_, **__: {})
+        assert [each.kind for each in settler.settle(table(), [MISSING])] == [kind]
+
+
 @pytest.mark.parametrize(("right", "asked"), [(set(), 4), ({3}, 10)])
 def test_where_one_is_right_after_all_the_others_are_asked_for_too(right, asked, monkeypatch: pytest.MonkeyPatch):
     """`right`: offsets of rows that PostgreSQL makes as they stand there, though Spark does not."""

@@ -1,5 +1,6 @@
 """A record's row by its columns' origins, and what a repair makes of a suspect."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -165,3 +166,11 @@ def test_a_database_that_fails_says_nothing_of_a_record():
     assert record_digests(fail(psycopg.DataError("no such value")), of, two) == [None, None]
     with pytest.raises(psycopg.OperationalError):
         record_digests(fail(psycopg.OperationalError("the connection is closed")), of, two)
+
+
+def test_a_timestamp_past_the_years_of_python_is_not_told():
+    of = target(column("id", "bigint"), column("at", "timestamp with time zone", "timestamp"))
+    far = replace(record(b'{"id": 1}'), timestamp_ms=1_767_315_845_678_901)
+    with pytest.raises(ValueError, match="past the year 9999"):
+        row_values(of, far)
+    assert record_digests(lambda _: [], of, [(1, far)]) == [None]
