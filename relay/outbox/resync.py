@@ -6,6 +6,7 @@ Rows that were deleted from the table cannot be compared.
 """
 
 import asyncio
+import time
 import uuid
 from collections.abc import Iterable
 from contextlib import aclosing
@@ -18,6 +19,7 @@ from psycopg import sql
 from oncebox.producer import Producer
 from oncebox.settings import kafka_settings
 from oncebox.wire import librdkafka_config
+from relay.kafka import LATEST, KafkaAdmin, Place
 from relay.outbox.commit_seq import row_columns
 from relay.outbox.config import OutboxSettings
 from relay.outbox.database import SQL, Database, table_of
@@ -208,21 +210,55 @@ def _published_ids(settings: OutboxSettings, topic: str) -> Iterable[bytes]:
             if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return
             raise StopError(f"what is published in {topic} cannot be read: {found.error.str()}")
-        left = set(found.partitions)
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in left])
-        while left:
-            message = consumer.poll(READ_TIMEOUT_S)
-            if message is None:
-                raise StopError(f"the topic {topic} could not be read to its end within {READ_TIMEOUT_S:g} s")
-            error = message.error()
-            if error is None:
-                yield from _ids(message.headers(), settings.id_header)
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - confluent-kafka has no other name for it
-                left.discard(message.partition())
-            elif error.code() not in GOES_BY_ITSELF:
-                raise StopError(f"what is published in {topic} cannot be read: {error.str()}")
+        yield from _read_to(settings, consumer, _ends(settings, topic, found.partitions))
     finally:
         consumer.close()
+
+
+def _ends(settings: OutboxSettings, topic: str, partitions: Iterable[int]) -> dict[Place, int]:
+    """Where each partition ends now, whatever is still open in it: all that the relay has committed is before that."""
+    places = [(topic, partition) for partition in partitions]
+    return KafkaAdmin(kafka_settings(settings.kafka)).offsets(places, LATEST)
+
+
+def _read_to(settings: OutboxSettings, consumer: Consumer, left: dict[Place, int]) -> Iterable[bytes]:
+    """All committed ids before these offsets. A reader of committed records is told of an end where the first open
+    transaction begins, and of another each time that this place moves: only one that is far enough counts.
+    """
+    consumer.assign([TopicPartition(*place, OFFSET_BEGINNING) for place in left])
+    stopped_at: set[Place] = set()
+    deadline_s = time.monotonic() + READ_TIMEOUT_S
+    while left:
+        message = consumer.poll(max(deadline_s - time.monotonic(), 0))
+        if message is None:
+            raise StopError(_held_back(left, stopped_at))
+        place, error = (str(message.topic()), int(message.partition() or 0)), message.error()
+        offset_next = int(message.offset() or 0)
+        if error is None:
+            yield from _ids(message.headers(), settings.id_header)
+            offset_next += 1
+        elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - confluent-kafka has no other name for it
+            stopped_at.add(place)
+        elif error.code() not in GOES_BY_ITSELF:
+            raise StopError(f"what is published in {message.topic()} cannot be read: {error.str()}")
+        else:
+            continue
+        deadline_s = time.monotonic() + READ_TIMEOUT_S
+        if place in left and offset_next >= left[place]:
+            del left[place]
+            # What comes behind is not waited for.
+            consumer.pause([TopicPartition(*place)])
+
+
+def _held_back(left: Iterable[Place], stopped_at: set[Place]) -> str:
+    open_ones = sorted(f"{topic}:{partition}" for topic, partition in left if (topic, partition) in stopped_at)
+    if open_ones:
+        return (
+            f"{', '.join(open_ones)} could not be read to the end within {READ_TIMEOUT_S:g} s: an open transaction holds "
+            "it back; end it (oncebox partition who-blocks) and run again"
+        )
+    unread = ", ".join(sorted(f"{topic}:{partition}" for topic, partition in left))
+    return f"{unread} could not be read to the end within {READ_TIMEOUT_S:g} s: run again once all brokers answer"
 
 
 def _ids(headers: Any, name: str) -> Iterable[bytes]:

@@ -5,14 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Producer as StockProducer
 
 from relay.outbox import parked
 from relay.outbox import resync as work
 from relay.outbox.resync import resync
 from relay.outbox.token import StopError
 from tests.integration.outbox.conftest import Outbox
-from tests.integration.outbox.test_trouble import write_bad
+from tests.integration.outbox.test_trouble import run_sql, write_bad
 
 TAKEOVER_MS = 3_000
 
@@ -104,6 +105,47 @@ def test_only_a_topic_that_is_not_there_is_empty(outbox: Outbox, monkeypatch):
     monkeypatch.setattr(work, "Consumer", Refused)
     with pytest.raises(StopError, match="cannot be read"):
         list(work._published_ids(outbox.settings(), outbox.topic))
+
+
+async def test_what_is_behind_an_open_transaction_is_not_published_again(outbox: Outbox, monkeypatch):
+    """It is committed, but no reader sees it before the other transaction has ended."""
+    await outbox.init()
+    other = StockProducer({"bootstrap.servers": outbox.one.bootstrap_servers, "transactional.id": outbox.suffix})
+    async with outbox.running():
+        await outbox.write(1)
+        await outbox.wait_published(1)
+        await asyncio.to_thread(other.init_transactions, 30)
+        other.begin_transaction()
+        other.produce(outbox.topic, b"open")
+        assert await asyncio.to_thread(other.flush, 30) == 0
+        await outbox.write(2)
+        await outbox.wait_until("SELECT rows_published = 2 FROM oncebox.outbox_relay")
+    await run_sql(outbox, "SELECT pg_drop_replication_slot(%s)", outbox.settings().slot)
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "READ_TIMEOUT_S", 3.0)
+        for apply in (False, True):
+            with pytest.raises(StopError, match=f"{outbox.topic}:0.*an open transaction holds it back.*who-blocks"):
+                await resync(outbox.settings(), apply=apply)
+
+    class EndsItThen(Consumer):
+        """Once the first of it is read, up to the open transaction."""
+
+        def poll(self, *given: Any) -> Any:
+            message = super().poll(*given)
+            if message is not None and message.error() is not None and ended == []:
+                ended.append(message.offset())
+                other.abort_transaction(30)
+            return message
+
+    ended: list[int | None] = []
+    monkeypatch.setattr(work, "Consumer", EndsItThen)
+    done = await resync(outbox.settings(), apply=True)
+    assert ended == [2]  # the first record, and its marker
+    assert (done.rows, done.published, done.missing) == (2, 2, [])
+    async with outbox.running():
+        await outbox.write(3)
+        seen = await outbox.wait_published(3)
+    assert [row for each in seen for row in each.ids] == [1, 2, 3]
 
 
 async def test_what_is_parked_stays_so(outbox: Outbox):
