@@ -197,6 +197,11 @@ class Database:
         if cursor.rowcount != 1:
             raise FencedError("another relay has raised the fence in the database")
 
+    async def keep_from_starting(self, why: str) -> None:
+        """Until a resync has come to its end."""
+        if await self.one("keep_from_starting", fence=self._fence, why=why) is None:
+            raise FencedError("another relay has raised the fence in the database")
+
     async def note_state(self, state: str, message: str, *, rows: int, position: int) -> bool:
         """Whether it should pause."""
         found = await self.one(

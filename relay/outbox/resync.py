@@ -73,7 +73,7 @@ async def _apply(settings: OutboxSettings, database: Database) -> Report:
     async with producer:
         before = decode(producer.resume_token)
         noted = await database.raise_fence("resync")
-        await database.one("begin_resync", fence=noted.fence, begun=RESYNC_BEGUN)
+        await database.keep_from_starting(RESYNC_BEGUN)
         start = await _new_source(settings, database, noted.fence)
         report, missing = await _compared(settings, database, start)
         await _publish(settings, producer, missing, replace(start, retried=before.retried if before else ""))

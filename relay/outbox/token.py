@@ -92,6 +92,8 @@ def decode(data: bytes) -> Token | None:
 COMMIT_SEQ = "commit_seq"
 # Noted as the source from the beginning of a resync to its end.
 RESYNC_BEGUN = "a resync was begun"
+# Noted as the source where a running relay found its slot moved by somebody else; also until a resync is at its end.
+SLOT_TAKEN = "the slot was moved by somebody else"
 RESYNC = "compare what is published with the table: oncebox outbox resync"
 
 
@@ -99,6 +101,11 @@ def check(token: Token | None, facts: Facts) -> None:
     """Raises StopError where this database is not, or no longer, the one that was published from."""
     if facts.noted_source == RESYNC_BEGUN:
         raise StopError("a resync was begun and has not come to its end: oncebox outbox resync --apply")
+    if facts.noted_source == SLOT_TAKEN:
+        raise StopError(
+            f"somebody else has read from the slot or made it anew while a relay was running, and changes are lost to "
+            f"it; {RESYNC}"
+        )
     if facts.noted_source != facts.source:
         raise StopError(
             f"this outbox was set up to be read from {facts.noted_source!r}, this relay reads {facts.source!r}: put "
@@ -122,11 +129,15 @@ def check(token: Token | None, facts: Facts) -> None:
             )
         published = max(token.end, idle_to)
     if facts.confirmed is not None and facts.confirmed > published:
-        raise StopError(
-            f"the slot {facts.source} stands at {lsn_text(facts.confirmed)}, beyond all that this relay has published "
-            f"({lsn_text(published)}): somebody else has read from it or made it anew, and changes between are lost to "
-            f"it; {RESYNC}"
-        )
+        raise StopError(slot_beyond(facts.source, facts.confirmed, published))
+
+
+def slot_beyond(slot: str, confirmed: int, published: int) -> str:
+    return (
+        f"the slot {slot} stands at {lsn_text(confirmed)}, beyond all that this relay has published "
+        f"({lsn_text(published)}): somebody else has read from it or made it anew, and changes between are lost to "
+        f"it; {RESYNC}"
+    )
 
 
 def _elsewhere(facts: Facts, system_identifier: str, timeline: int, when: str) -> str:

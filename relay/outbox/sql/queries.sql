@@ -59,6 +59,11 @@ WHERE p.pubname = %(publication)s
 -- name: flush_lsn
 SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn
 
+-- name: place
+-- Where the log is, and the slot; of a slot that is gone: NULL.
+SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn,
+       (SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %(slot)s)
+
 -- name: peek
 SELECT data FROM pg_logical_slot_peek_binary_changes(%(slot)s, NULL, %(changes_max)s,
     'proto_version', '1', 'publication_names', %(publication)s, 'messages', %(messages)s)
@@ -178,9 +183,9 @@ WHERE outbox = %(table)s::regclass ORDER BY commit_seq LIMIT %(limit)s
 -- name: commit_seq_lock
 SELECT pg_advisory_xact_lock(hashtextextended('oncebox.outbox_commit_seq', 0))
 
--- name: begin_resync
--- No slot has such a name: no relay starts until it is at its end.
-UPDATE oncebox.outbox_relay SET source = %(begun)s, updated_at = now() WHERE name = %(name)s AND fence = %(fence)s
+-- name: keep_from_starting
+-- No slot has such a name: no relay starts until a resync is at its end.
+UPDATE oncebox.outbox_relay SET source = %(why)s, updated_at = now() WHERE name = %(name)s AND fence = %(fence)s
 RETURNING name
 
 -- name: restart

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from relay.outbox.lsn import lsn_number, lsn_text
-from relay.outbox.token import RESYNC_BEGUN, Facts, StopError, Token, check, decode, encode
+from relay.outbox.token import RESYNC_BEGUN, SLOT_TAKEN, Facts, StopError, Token, check, decode, encode
 
 TOKEN = Token(system_identifier="9", timeline=1, source="slot", position=100, end=108, fence=3, retried="r")
 FACTS = Facts(
@@ -52,6 +52,7 @@ def test_its_own_database_is_accepted():
         (TOKEN, {"source": "other"}, "set up to be read from 'slot'"),
         (TOKEN, {"source": "other", "noted_source": "other"}, "was read from 'slot'"),
         (TOKEN, {"noted_source": RESYNC_BEGUN}, "resync --apply"),
+        (TOKEN, {"noted_source": SLOT_TAKEN}, "somebody else has read from the slot"),
         (TOKEN, {"fence": 3}, "older copy"),
         (TOKEN, {"newest": 99}, "older copy"),
         (TOKEN, {"confirmed": 109}, "beyond all"),
