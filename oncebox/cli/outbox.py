@@ -181,6 +181,10 @@ def resync(
     )
     for line in report.bad:
         print(f"  {line}")
+    if report.settled:
+        print(
+            f"{len(report.settled)} that were parked are published already, and {'are' if apply else 'will be'} let go"
+        )
     told = ", ".join(report.missing[:20]) + (" …" if len(report.missing) > 20 else "")
     print(f"{len(report.missing)} are missing{': ' + told if told else ''}")
     if apply:

@@ -221,9 +221,17 @@ class Database:
             is_retry_asked=any(is_asked for *_, is_asked in rows),
         )
 
-    async def parked_ids(self) -> list[bytes]:
-        cursor = await self.connection.execute(SQL["parked_ids"], {"name": self._settings.name})
-        return [row_id for (row_id,) in await cursor.fetchall()]
+    async def parked_rows(self) -> dict[int, list[Row]]:
+        """By the position of their transaction, in their order."""
+        cursor = await self.connection.execute(SQL["parked_rows"], {"name": self._settings.name})
+        found: dict[int, list[Row]] = {}
+        for position, *fields in await cursor.fetchall():
+            found.setdefault(int(position), []).append(Row._make(fields))
+        return found
+
+    async def forget_settled(self, positions: Sequence[int]) -> None:
+        """These transactions are published, whatever the database was told of it."""
+        await self._execute("forget_settled", positions=list(positions))
 
     async def park(self, position: int, rows: Sequence[Row], reason: str) -> None:
         """One transaction, whole; again is the same as once."""

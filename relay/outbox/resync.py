@@ -9,7 +9,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,8 +43,18 @@ class Report:
     coming: int = 0
     # Wait for an operator, as before.
     parked: int = 0
+    # Were parked, and are found to be published, as after a retry that a restored database knows nothing of.
+    settled: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    report: Report
+    missing: list[Row]
+    # Parked transactions that are published.
+    settled: list[int]
 
 
 async def resync(settings: OutboxSettings, *, apply: bool) -> Report:
@@ -56,8 +66,7 @@ async def resync(settings: OutboxSettings, *, apply: bool) -> Report:
         async with database.beating():
             if apply:
                 return await _apply(settings, database)
-            report, _missing = await _compared(settings, database, None)
-            return report
+            return (await _compared(settings, database, None)).report
     finally:
         await database.close()
 
@@ -75,20 +84,17 @@ async def _apply(settings: OutboxSettings, database: Database) -> Report:
         noted = await database.raise_fence("resync")
         await database.keep_from_starting(RESYNC_BEGUN)
         start = await _new_source(settings, database, noted.fence)
-        report, missing = await _compared(settings, database, start)
-        await _publish(settings, producer, missing, replace(start, retried=before.retried if before else ""))
-        await _restart(settings, database, start)
-        return report
+        found = await _compared(settings, database, start)
+        await _publish(settings, producer, found.missing, replace(start, retried=before.retried if before else ""))
+        await _restart(settings, database, start, found.settled)
+        return found.report
 
 
-async def _compared(settings: OutboxSettings, database: Database, start: Token | None) -> tuple[Report, list[Row]]:
+async def _compared(settings: OutboxSettings, database: Database, start: Token | None) -> Compared:
     rows = await _table(settings, database)
     coming = await _coming(settings, database, start)
-    parked = [rows.pop(row_id, None) for row_id in await database.parked_ids()]
-    report, missing = await asyncio.to_thread(_compare, settings, rows, coming)
-    report.parked = sum(row is not None for row in parked)
-    report.rows += report.parked
-    return report, missing
+    parked = await database.parked_rows()
+    return await asyncio.to_thread(_compare, settings, rows, coming, parked)
 
 
 async def _new_source(settings: OutboxSettings, database: Database, fence: int) -> Token:
@@ -117,18 +123,20 @@ async def _new_source(settings: OutboxSettings, database: Database, fence: int) 
     )
 
 
-async def _restart(settings: OutboxSettings, database: Database, start: Token) -> None:
+async def _restart(settings: OutboxSettings, database: Database, start: Token, settled: list[int]) -> None:
     """From here on a relay may start."""
-    restarted = await database.one(
-        "restart",
-        source=start.source,
-        system_identifier=start.system_identifier,
-        timeline=start.timeline,
-        lsn=start.end if settings.source == "logical" else 0,
-        fence=start.fence,
-    )
-    if restarted is None:
-        raise StopError("somebody else has taken over meanwhile: stop all relays, and run it again")
+    async with database.connection.transaction():
+        await database.forget_settled(settled)
+        restarted = await database.one(
+            "restart",
+            source=start.source,
+            system_identifier=start.system_identifier,
+            timeline=start.timeline,
+            lsn=start.end if settings.source == "logical" else 0,
+            fence=start.fence,
+        )
+        if restarted is None:
+            raise StopError("somebody else has taken over meanwhile: stop all relays, and run it again")
 
 
 async def _table(settings: OutboxSettings, database: Database) -> dict[bytes, Row]:
@@ -172,10 +180,19 @@ async def _coming(settings: OutboxSettings, database: Database, start: Token | N
         await source.close()
 
 
-def _compare(settings: OutboxSettings, rows: dict[bytes, Row], coming: set[bytes]) -> tuple[Report, list[Row]]:
+def _compare(
+    settings: OutboxSettings, rows: dict[bytes, Row], coming: set[bytes], parked: dict[int, list[Row]]
+) -> Compared:
     report = Report(rows=len(rows))
     mapping = Mapping(settings.mapping)
     topics = set()
+    parked_rows = [row for transaction in parked.values() for row in transaction]
+    parked_ids = _known_ids(parked_rows)
+    parked_in_table = {row_id for row_id in parked_ids if rows.pop(row_id, None) is not None}
+    for row in parked_rows:
+        # What is bad of it may have been mended before it was published: the database that knew of it is gone.
+        with suppress(BadRowError):
+            topics.add(mapping.topic(row))
     for row_id, row in list(rows.items()):
         if row_id in coming:
             report.coming += 1
@@ -186,12 +203,42 @@ def _compare(settings: OutboxSettings, rows: dict[bytes, Row], coming: set[bytes
         except BadRowError as error:
             report.bad.append(str(error))
             del rows[row_id]
+    published_parked = set()
     for topic in sorted(topics):
         for row_id in _published_ids(settings, topic):
             if rows.pop(row_id, None) is not None:
                 report.published += 1
-    report.missing = [row_id.decode(errors="replace") for row_id in rows]
-    return report, list(rows.values())
+            elif row_id in parked_ids:
+                published_parked.add(row_id)
+    report.published += len(parked_in_table & published_parked)
+    report.parked = len(parked_in_table - published_parked)
+    report.settled = _texts(row.id for row in parked_rows if row.id in published_parked)
+    report.missing = _texts(rows)
+    return Compared(report=report, missing=list(rows.values()), settled=_settled(parked, published_parked))
+
+
+def _settled(parked: dict[int, list[Row]], published: set[bytes]) -> list[int]:
+    """Parked transactions that are published; whole, as the relay publishes them."""
+    found = []
+    for position, rows in parked.items():
+        ids = _known_ids(rows)
+        if ids & published and ids - published:
+            raise StopError(
+                f"the parked transaction at {position} is published in part: {', '.join(_texts(ids & published)[:20])} "
+                f"can be read in Kafka, {', '.join(_texts(ids - published)[:20])} cannot. DELETE the former from "
+                "oncebox.outbox_parked, or all of it if records are gone from the topic, then run again"
+            )
+        if ids & published:
+            found.append(position)
+    return found
+
+
+def _known_ids(rows: Iterable[Row]) -> set[bytes]:
+    return {row.id for row in rows if row.id is not None}
+
+
+def _texts(ids: Iterable[bytes | None]) -> list[str]:
+    return [row_id.decode(errors="replace") for row_id in ids if row_id is not None]
 
 
 def _published_ids(settings: OutboxSettings, topic: str) -> Iterable[bytes]:

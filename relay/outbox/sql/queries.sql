@@ -102,8 +102,9 @@ ON CONFLICT DO NOTHING
 -- name: lock_relay
 SELECT FROM oncebox.outbox_relay WHERE name = %(name)s FOR UPDATE
 
--- name: parked_ids
-SELECT convert_to(row_id, 'UTF8') FROM oncebox.outbox_parked WHERE name = %(name)s AND row_id IS NOT NULL
+-- name: parked_rows
+SELECT position, convert_to(row_id, 'UTF8'), aggregatetype, aggregateid, payload, type, headers
+FROM oncebox.outbox_parked WHERE name = %(name)s ORDER BY position, number
 
 -- name: parked_list
 SELECT position, row_id, reason || CASE WHEN retry IS NULL THEN '' ELSE ' (handed back to the relay)' END
@@ -202,6 +203,9 @@ SET source = %(source)s, system_identifier = %(system_identifier)s, timeline = %
     idle_lsn = '0/0'::pg_lsn + %(lsn)s::numeric, state = 'RESYNCED', message = '', updated_at = now()
 WHERE name = %(name)s AND fence = %(fence)s
 RETURNING name
+
+-- name: forget_settled
+DELETE FROM oncebox.outbox_parked WHERE name = %(name)s AND position = ANY(%(positions)s::numeric[])
 
 -- name: commit_seq_forget
 DELETE FROM oncebox.outbox_commit WHERE commit_seq <= %(position)s AND outbox = %(table)s::regclass

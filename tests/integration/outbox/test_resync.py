@@ -148,6 +148,36 @@ async def test_what_is_behind_an_open_transaction_is_not_published_again(outbox:
     assert [row for each in seen for row in each.ids] == [1, 2, 3]
 
 
+async def test_what_is_parked_and_published_is_let_go(outbox: Outbox):
+    """Whole or not at all: what is published in part is told, and left to a person."""
+    await outbox.init()
+    given = {"bad_row": "park"}
+    async with await outbox.connect(autocommit=False) as connection:
+        await outbox.write(1, on=connection)
+        await outbox.write(2, on=connection)
+        await connection.execute("UPDATE outbox SET id = id")
+        await connection.execute(
+            "INSERT INTO outbox (id, aggregatetype, aggregateid, headers) VALUES (3, %s, 'c', '[]')", [outbox.suffix]
+        )
+    await write_bad(outbox, 4, headers="[1]")
+    async with outbox.running(**given):
+        await outbox.wait_until("SELECT count(*) = 4 FROM oncebox.outbox_parked")
+    stock = StockProducer({"bootstrap.servers": outbox.one.bootstrap_servers})
+    for row_id in (1, 3):
+        stock.produce(outbox.topic, b"{}", headers={"id": str(row_id).encode()})
+    assert await asyncio.to_thread(stock.flush, 30) == 0
+    for apply in (False, True):
+        with pytest.raises(StopError, match=r"published in part: (1, 3|3, 1) can be read in Kafka, 2 cannot"):
+            await resync(outbox.settings(**given), apply=apply)
+    stock.produce(outbox.topic, b"{}", headers={"id": b"2"})
+    assert await asyncio.to_thread(stock.flush, 30) == 0
+    for apply in (False, True):
+        done = await resync(outbox.settings(**given), apply=apply)
+        assert (done.rows, done.published, done.parked, done.missing) == (4, 3, 1, [])
+        assert done.settled == ["1", "2", "3"]
+    assert await outbox.fetch("SELECT row_id FROM oncebox.outbox_parked") == [("4",)]
+
+
 async def test_what_is_parked_stays_so(outbox: Outbox):
     """And is published once, when somebody wants it to be."""
     await outbox.init()
