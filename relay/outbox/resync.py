@@ -31,6 +31,8 @@ from relay.outbox.token import COMMIT_SEQ, RESYNC_BEGUN, StopError, Token, decod
 ROWS_MAX = 5_000_000
 READ_TIMEOUT_S = 30.0
 FLUSH_POLL_S = 0.01
+LEAD_S = 2.0
+LEAD_POLL_S = 0.05
 # Of brokers that are away: the consumer asks them again.
 GOES_BY_ITSELF = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # noqa: SLF001 - they have no other names
 
@@ -61,14 +63,22 @@ async def resync(settings: OutboxSettings, *, apply: bool) -> Report:
     """Without `apply` it only looks, and is right only while nobody writes."""
     database = await Database.open(settings)
     try:
-        if not await database.lead():
-            raise StopError(f"the relay {settings.name} is running: stop it first")
+        await _lead(settings, database)
         async with database.beating():
             if apply:
                 return await _apply(settings, database)
             return (await _compared(settings, database, None)).report
     finally:
         await database.close()
+
+
+async def _lead(settings: OutboxSettings, database: Database) -> None:
+    """The server lets go of a session's lead a moment after whoever had it has ended."""
+    deadline_s = time.monotonic() + LEAD_S
+    while not await database.lead():
+        if time.monotonic() > deadline_s:
+            raise StopError(f"the relay {settings.name} is running: stop it first")
+        await asyncio.sleep(LEAD_POLL_S)
 
 
 async def _apply(settings: OutboxSettings, database: Database) -> Report:
@@ -301,8 +311,8 @@ def _held_back(left: Iterable[Place], stopped_at: set[Place]) -> str:
     open_ones = sorted(f"{topic}:{partition}" for topic, partition in left if (topic, partition) in stopped_at)
     if open_ones:
         return (
-            f"{', '.join(open_ones)} could not be read to the end within {READ_TIMEOUT_S:g} s: an open transaction holds "
-            "it back; end it (oncebox partition who-blocks) and run again"
+            f"{', '.join(open_ones)} could not be read to the end within {READ_TIMEOUT_S:g} s: an open transaction "
+            "holds it back; end it (oncebox partition who-blocks) and run again"
         )
     unread = ", ".join(sorted(f"{topic}:{partition}" for topic, partition in left))
     return f"{unread} could not be read to the end within {READ_TIMEOUT_S:g} s: run again once all brokers answer"

@@ -10,6 +10,7 @@ from confluent_kafka import Producer as StockProducer
 
 from relay.outbox import parked
 from relay.outbox import resync as work
+from relay.outbox.database import Database
 from relay.outbox.resync import resync
 from relay.outbox.token import StopError
 from tests.integration.outbox.conftest import Outbox
@@ -88,6 +89,20 @@ async def test_one_that_fails_on_the_way_leaves_no_gap(outbox: Outbox, source: s
     async with outbox.running(source=source):
         seen = await outbox.wait_published(4)
     assert [row for each in seen for row in each.ids] == [1, 2, 3, 4]
+
+
+async def test_a_session_that_is_just_ending_is_waited_for(outbox: Outbox):
+    """As of a relay that was stopped a moment ago."""
+    await outbox.init()
+    ending = await Database.open(outbox.settings())
+    assert await ending.lead()
+    resyncing = asyncio.create_task(resync(outbox.settings(), apply=False))
+    await outbox.wait_until(
+        "SELECT count(*) = 2 FROM pg_stat_activity WHERE application_name = 'oncebox-outbox' "
+        "AND datname = current_database() AND query LIKE '%%pg_try_advisory_lock%%'"
+    )
+    await ending.close()
+    assert (await resyncing).missing == []
 
 
 def test_only_a_topic_that_is_not_there_is_empty(outbox: Outbox, monkeypatch):

@@ -55,12 +55,15 @@ async def test_what_is_taken_from_a_look_does_not_count_as_looked_at(outbox: Out
         await run_sql(outbox, READ_BY_SOMEBODY, outbox.settings().slot)
         assert [piece async for piece in source.peek(0, 0)] == []
         with pytest.raises(StopError, match="beyond all"):
-            await {
-                "mark": source.mark,
-                "watch": source.watch,
-                "idle": lambda: source.idle(mark),
-                "done": lambda: source.done(mark),
-            }[step]()
+            match step:
+                case "mark":
+                    await source.mark()
+                case "watch":
+                    await source.watch()
+                case "idle":
+                    await source.idle(mark)
+                case _:
+                    await source.done(mark)
         assert await outbox.fetch("SELECT idle_lsn FROM oncebox.outbox_relay") == noted
     assert "somebody else has read from the slot" in await outbox.run_until_stopped()
 
