@@ -55,17 +55,21 @@ async def test_what_is_taken_from_a_look_does_not_count_as_looked_at(outbox: Out
         await run_sql(outbox, READ_BY_SOMEBODY, outbox.settings().slot)
         assert [piece async for piece in source.peek(0, 0)] == []
         with pytest.raises(StopError, match="beyond all"):
-            match step:
-                case "mark":
-                    await source.mark()
-                case "watch":
-                    await source.watch()
-                case "idle":
-                    await source.idle(mark)
-                case _:
-                    await source.done(mark)
+            await take(source, step, mark)
         assert await outbox.fetch("SELECT idle_lsn FROM oncebox.outbox_relay") == noted
     assert "somebody else has read from the slot" in await outbox.run_until_stopped()
+
+
+async def take(source: LogicalSource, step: str, mark: int) -> None:
+    match step:
+        case "mark":
+            await source.mark()
+        case "watch":
+            await source.watch()
+        case "idle":
+            await source.idle(mark)
+        case _:
+            await source.done(mark)
 
 
 async def test_a_slot_that_its_next_owner_has_moved_is_not_somebody_elses(outbox: Outbox):
