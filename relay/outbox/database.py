@@ -22,6 +22,8 @@ from relay.outbox.token import StopError
 # A peer that is gone must not hold the lead for hours.
 CONNECTION = {
     "application_name": "oncebox-outbox",
+    # Decoded rows come in the client's encoding too, whatever environment or DSN make of that.
+    "client_encoding": "UTF8",
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
