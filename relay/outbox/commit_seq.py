@@ -49,6 +49,8 @@ class CommitSeqSource:
             noted_source=noted.source,
             noted_system_identifier=noted.system_identifier,
             noted_timeline=noted.timeline,
+            noted_published=noted.published,
+            database=identity.database,
             idle=0,
             newest=newest,
             confirmed=None,

@@ -51,6 +51,8 @@ class Noted:
     timeline: int
     idle_lsn: int
     is_paused: bool
+    # 0: nothing was ever published from here.
+    published: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class Identity:
     timeline: int
     flush_lsn: int
     version: int
+    # Of this database among those of the server: its oid.
+    database: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +177,9 @@ class Database:
         return int(row[0])
 
     async def raise_fence(self, owner: str) -> Noted:
-        fence, source, system_identifier, timeline, idle_lsn, is_paused = await self.one("raise_fence", owner=owner)
+        fence, source, system_identifier, timeline, idle_lsn, is_paused, published = await self.one(
+            "raise_fence", owner=owner
+        )
         self._fence = fence
         return Noted(
             fence=fence,
@@ -182,14 +188,19 @@ class Database:
             timeline=timeline,
             idle_lsn=int(idle_lsn),
             is_paused=is_paused,
+            published=int(published),
         )
 
     async def identity(self) -> Identity:
-        system_identifier, in_recovery, version, timeline, flush_lsn = await self.one("identity")
+        system_identifier, in_recovery, version, timeline, flush_lsn, database = await self.one("identity")
         if in_recovery:
             raise StopError("this server is a standby: name the primary in the DSN (target_session_attrs=read-write)")
         return Identity(
-            system_identifier=system_identifier, timeline=timeline, flush_lsn=int(flush_lsn), version=version
+            system_identifier=system_identifier,
+            timeline=timeline,
+            flush_lsn=int(flush_lsn),
+            version=version,
+            database=database,
         )
 
     async def note_idle(self, lsn: int) -> None:

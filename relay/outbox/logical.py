@@ -108,6 +108,8 @@ class LogicalSource:
             noted_source=noted.source,
             noted_system_identifier=noted.system_identifier,
             noted_timeline=noted.timeline,
+            noted_published=noted.published,
+            database=identity.database,
             idle=noted.idle_lsn,
             newest=identity.flush_lsn,
             confirmed=confirmed,

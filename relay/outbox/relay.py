@@ -222,4 +222,5 @@ def _going_on(token: Token | None, facts: Facts) -> Token:
         end=token.end if token else 0,
         fence=facts.fence,
         retried=token.retried if token else "",
+        database=facts.database,
     )

@@ -130,6 +130,7 @@ async def _new_source(settings: OutboxSettings, database: Database, fence: int) 
         position=position,
         end=end,
         fence=fence,
+        database=identity.database,
     )
 
 

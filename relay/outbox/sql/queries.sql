@@ -33,13 +33,14 @@ UPDATE oncebox.outbox_relay
 SET fence = fence + 1, owner = %(owner)s, owner_since = now(), state = 'STARTING', message = '', updated_at = now(),
     beat_at = now()
 WHERE name = %(name)s
-RETURNING fence, source, system_identifier, timeline, idle_lsn - '0/0'::pg_lsn, is_paused
+RETURNING fence, source, system_identifier, timeline, idle_lsn - '0/0'::pg_lsn, is_paused, published_position
 
 -- name: identity
 SELECT system_identifier::text, pg_is_in_recovery(), current_setting('server_version_num')::integer,
        CASE WHEN NOT pg_is_in_recovery()
             THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer END,
-       CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn() - '0/0'::pg_lsn END
+       CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn() - '0/0'::pg_lsn END,
+       (SELECT oid::text FROM pg_database WHERE datname = current_database())
 FROM pg_control_system()
 
 -- name: slot
