@@ -88,7 +88,7 @@ def run(
 def status(config: Path | None = CONFIG, dsn: str | None = DSN, json: bool = JSON) -> None:
     """Say what the relays of a database do, how much log their slots keep, and what is parked."""
     from relay.outbox import control
-    from relay.outbox.token import COMMIT_SEQ, RESYNC_BEGUN
+    from relay.outbox.token import COMMIT_SEQ, RESYNC_BEGUN, SLOT_TAKEN
 
     settings = _settings(config, dsn, name=None, bootstrap_servers=None, needs_kafka=False)
     found = _run(control.status(settings.postgres.dsn.get_secret_value()))
@@ -108,6 +108,8 @@ def status(config: Path | None = CONFIG, dsn: str | None = DSN, json: bool = JSO
             )
         elif relay.source == RESYNC_BEGUN:
             print("  a resync was begun and has not come to its end: oncebox outbox resync --apply")
+        elif relay.source == SLOT_TAKEN:
+            print("  somebody else has moved its slot, and rows may be missing: oncebox outbox resync")
         elif relay.source != COMMIT_SEQ:
             print(f"  slot {relay.source}: does not exist")
 
@@ -179,6 +181,10 @@ def resync(
     )
     for line in report.bad:
         print(f"  {line}")
+    if report.settled:
+        print(
+            f"{len(report.settled)} that were parked are published already, and {'are' if apply else 'will be'} let go"
+        )
     told = ", ".join(report.missing[:20]) + (" …" if len(report.missing) > 20 else "")
     print(f"{len(report.missing)} are missing{': ' + told if told else ''}")
     if apply:

@@ -18,7 +18,7 @@ from psycopg import sql
 from relay.outbox.config import OutboxSettings
 from relay.outbox.database import SQL, Database, Identity, Noted, connect, table_of
 from relay.outbox.plan import Piece, Row
-from relay.outbox.token import COMMIT_SEQ, RESYNC, Facts, StopError
+from relay.outbox.token import COMMIT_SEQ, RESYNC, Facts, StopError, Token
 
 FLUSH_POLL_S = 0.005
 FLUSH_S = 30.0
@@ -36,7 +36,8 @@ class CommitSeqSource:
         self._select: sql.Composed | None = None
         self._reader: psycopg.AsyncConnection[Any] | None = None
 
-    async def facts(self, identity: Identity, noted: Noted) -> Facts:
+    async def facts(self, identity: Identity, noted: Noted, token: Token | None) -> Facts:
+        del token  # there is no slot that could be elsewhere
         self._select = await self._statement()
         await self._check_trigger()
         (newest,) = await self._database.one("commit_seq_newest")
@@ -48,6 +49,8 @@ class CommitSeqSource:
             noted_source=noted.source,
             noted_system_identifier=noted.system_identifier,
             noted_timeline=noted.timeline,
+            noted_published=noted.published,
+            database=identity.database,
             idle=0,
             newest=newest,
             confirmed=None,

@@ -22,6 +22,8 @@ from relay.outbox.token import StopError
 # A peer that is gone must not hold the lead for hours.
 CONNECTION = {
     "application_name": "oncebox-outbox",
+    # Decoded rows come in the client's encoding too, whatever environment or DSN make of that.
+    "client_encoding": "UTF8",
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -49,6 +51,8 @@ class Noted:
     timeline: int
     idle_lsn: int
     is_paused: bool
+    # 0: nothing was ever published from here.
+    published: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,8 @@ class Identity:
     timeline: int
     flush_lsn: int
     version: int
+    # Of this database among those of the server: its oid.
+    database: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +177,9 @@ class Database:
         return int(row[0])
 
     async def raise_fence(self, owner: str) -> Noted:
-        fence, source, system_identifier, timeline, idle_lsn, is_paused = await self.one("raise_fence", owner=owner)
+        fence, source, system_identifier, timeline, idle_lsn, is_paused, published = await self.one(
+            "raise_fence", owner=owner
+        )
         self._fence = fence
         return Noted(
             fence=fence,
@@ -180,14 +188,19 @@ class Database:
             timeline=timeline,
             idle_lsn=int(idle_lsn),
             is_paused=is_paused,
+            published=int(published),
         )
 
     async def identity(self) -> Identity:
-        system_identifier, in_recovery, version, timeline, flush_lsn = await self.one("identity")
+        system_identifier, in_recovery, version, timeline, flush_lsn, database = await self.one("identity")
         if in_recovery:
             raise StopError("this server is a standby: name the primary in the DSN (target_session_attrs=read-write)")
         return Identity(
-            system_identifier=system_identifier, timeline=timeline, flush_lsn=int(flush_lsn), version=version
+            system_identifier=system_identifier,
+            timeline=timeline,
+            flush_lsn=int(flush_lsn),
+            version=version,
+            database=database,
         )
 
     async def note_idle(self, lsn: int) -> None:
@@ -195,6 +208,11 @@ class Database:
             SQL["note_idle"], {"name": self._settings.name, "fence": self._fence, "lsn": lsn}
         )
         if cursor.rowcount != 1:
+            raise FencedError("another relay has raised the fence in the database")
+
+    async def keep_from_starting(self, why: str) -> None:
+        """Until a resync has come to its end."""
+        if await self.one("keep_from_starting", fence=self._fence, why=why) is None:
             raise FencedError("another relay has raised the fence in the database")
 
     async def note_state(self, state: str, message: str, *, rows: int, position: int) -> bool:
@@ -216,9 +234,17 @@ class Database:
             is_retry_asked=any(is_asked for *_, is_asked in rows),
         )
 
-    async def parked_ids(self) -> list[bytes]:
-        cursor = await self.connection.execute(SQL["parked_ids"], {"name": self._settings.name})
-        return [row_id for (row_id,) in await cursor.fetchall()]
+    async def parked_rows(self) -> dict[int, list[Row]]:
+        """By the position of their transaction, in their order."""
+        cursor = await self.connection.execute(SQL["parked_rows"], {"name": self._settings.name})
+        found: dict[int, list[Row]] = {}
+        for position, *fields in await cursor.fetchall():
+            found.setdefault(int(position), []).append(Row._make(fields))
+        return found
+
+    async def forget_settled(self, positions: Sequence[int]) -> None:
+        """These transactions are published, whatever the database was told of it."""
+        await self._execute("forget_settled", positions=list(positions))
 
     async def park(self, position: int, rows: Sequence[Row], reason: str) -> None:
         """One transaction, whole; again is the same as once."""

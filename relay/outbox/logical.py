@@ -17,7 +17,7 @@ from relay.outbox.config import OutboxSettings
 from relay.outbox.database import SQL, Database, Identity, Noted, connect, first_line
 from relay.outbox.mapping import row_of_message
 from relay.outbox.plan import Assembler, Piece
-from relay.outbox.token import RESYNC, Facts, StopError
+from relay.outbox.token import RESYNC, SLOT_TAKEN, Facts, StopError, Token, slot_beyond
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Source(Protocol):
     # The last look came to its limit, or was not carried to its end: there may be more behind it.
     was_cut: bool
 
-    async def facts(self, identity: Identity, noted: Noted) -> Facts: ...
+    async def facts(self, identity: Identity, noted: Noted, token: Token | None) -> Facts: ...
 
     def peek(self, position: int, unclean: int) -> AsyncGenerator[Piece]:
         """All that is there, beginning at or before `position`; a piece says whether it is at or below it, and then may
@@ -87,14 +87,17 @@ class LogicalSource:
         self._changes_max = settings.changes_max
         # How far before its place in the log each look begins.
         self._distance_bytes = 0
+        # Up to here all is published, or nothing was to be: the slot is never beyond it by our doing.
+        self._furthest = 0
         self._reader: psycopg.AsyncConnection[Any] | None = None
         self._version = 0
         self._may_snapshot = True
         self._snapshot_at = 0.0
 
-    async def facts(self, identity: Identity, noted: Noted) -> Facts:
+    async def facts(self, identity: Identity, noted: Noted, token: Token | None) -> Facts:
         settings = self._settings
         self._version = identity.version
+        self._furthest = max(noted.idle_lsn, token.end if token else 0)
         confirmed = await self._slot()
         await self._check_publication()
         return Facts(
@@ -105,6 +108,8 @@ class LogicalSource:
             noted_source=noted.source,
             noted_system_identifier=noted.system_identifier,
             noted_timeline=noted.timeline,
+            noted_published=noted.published,
+            database=identity.database,
             idle=noted.idle_lsn,
             newest=identity.flush_lsn,
             confirmed=confirmed,
@@ -126,6 +131,14 @@ class LogicalSource:
         self.kept_bytes, self.age_transactions = int(kept_bytes), int(age_transactions or 0)
         self._distance_bytes = int(distance)
         return int(confirmed)
+
+    async def _check_place(self) -> None:
+        """Before all that raises `_furthest`, too: what was taken from a look must not count as looked at."""
+        confirmed = await self._slot()
+        if confirmed > self._furthest:
+            # Refused to one that is no longer the owner: its successor has moved the slot, as it should.
+            await self._database.keep_from_starting(SLOT_TAKEN)
+            raise StopError(slot_beyond(self._settings.slot, confirmed, self._furthest))
 
     async def _check_publication(self) -> None:
         """What the publication does not have is not decoded, and nobody would miss it."""
@@ -153,7 +166,9 @@ class LogicalSource:
             )
 
     async def mark(self) -> int:
-        (lsn,) = await self._database.one("flush_lsn")
+        lsn, confirmed = await self._database.one("place", slot=self._settings.slot)
+        if confirmed is None or confirmed > self._furthest:
+            await self._check_place()
         return int(lsn)
 
     async def peek(self, position: int, unclean: int) -> AsyncGenerator[Piece]:
@@ -225,6 +240,11 @@ class LogicalSource:
                 raise StopError(f"the slot {settings.slot} cannot be read: {first_line(error)}; {RESYNC}") from error
 
     async def done(self, end: int) -> None:
+        await self._check_place()
+        await self._advance(end)
+
+    async def _advance(self, end: int) -> None:
+        self._furthest = max(self._furthest, end)
         deadline = time.monotonic() + BUSY_S
         while True:
             try:
@@ -235,7 +255,8 @@ class LogicalSource:
                     raise
                 await asyncio.sleep(BUSY_PAUSE_S)
             except psycopg.errors.ObjectNotInPrerequisiteState as error:
-                # 55000 also says "cannot advance replication slot to X, minimum is Y": it stands there already.
+                # 55000 also says "cannot advance replication slot to X, minimum is Y": it stands there already, by our
+                # doing or, which is looked at below, somebody else's.
                 if "minimum is" not in str(error):
                     raise
                 break
@@ -243,15 +264,16 @@ class LogicalSource:
 
     async def idle(self, mark: int) -> None:
         await self._check_publication()
+        await self._check_place()
         await self._database.note_idle(mark)
-        await self.done(mark)
+        await self._advance(mark)
 
     async def watch(self) -> None:
         await self._check_publication()
-        await self._slot()
+        await self._check_place()
 
     async def _keep_near(self) -> None:
-        await self._slot()
+        await self._check_place()
         wanted = self._distance_bytes > DISTANCE_BYTES and self._may_snapshot and self._version >= SNAPSHOT_VERSION
         if wanted and time.monotonic() > self._snapshot_at + SNAPSHOT_PAUSE_S:
             self._snapshot_at = time.monotonic()

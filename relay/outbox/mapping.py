@@ -64,7 +64,7 @@ class Mapping:
             raise BadRowError(row, "it has no id")
         topic = self._topics.get(aggregatetype)
         if topic is None:
-            topic = self._topic(row)
+            topic = self.topic(row)
         found: Headers = [(settings.id_header, row_id)]
         if kind is not None and settings.type_header:
             found.append((settings.type_header, kind))
@@ -74,7 +74,8 @@ class Mapping:
             payload = None
         return Record(topic, aggregateid, payload, found)
 
-    def _topic(self, row: Row) -> str:
+    def topic(self, row: Row) -> str:
+        """Where it belongs, also if something else of it is bad."""
         try:
             name = (row.aggregatetype or b"").decode()
         except UnicodeDecodeError:

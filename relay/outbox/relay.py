@@ -124,7 +124,7 @@ class OutboxRelay:
             # A fence that was raised by somebody who then stopped would make an older copy look newer.
             async with database.connection.transaction():
                 noted = await database.raise_fence(f"{self._instance} {producer.instance}")
-                facts = await source.facts(await database.identity(), noted)
+                facts = await source.facts(await database.identity(), noted, token)
                 check(token, facts)
             publisher = Publisher(
                 settings=settings,
@@ -222,4 +222,5 @@ def _going_on(token: Token | None, facts: Facts) -> Token:
         end=token.end if token else 0,
         fence=facts.fence,
         retried=token.retried if token else "",
+        database=facts.database,
     )

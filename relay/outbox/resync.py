@@ -6,9 +6,10 @@ Rows that were deleted from the table cannot be compared.
 """
 
 import asyncio
+import time
 import uuid
 from collections.abc import Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from psycopg import sql
 from oncebox.producer import Producer
 from oncebox.settings import kafka_settings
 from oncebox.wire import librdkafka_config
+from relay.kafka import LATEST, KafkaAdmin, Place
 from relay.outbox.commit_seq import row_columns
 from relay.outbox.config import OutboxSettings
 from relay.outbox.database import SQL, Database, table_of
@@ -29,6 +31,8 @@ from relay.outbox.token import COMMIT_SEQ, RESYNC_BEGUN, StopError, Token, decod
 ROWS_MAX = 5_000_000
 READ_TIMEOUT_S = 30.0
 FLUSH_POLL_S = 0.01
+LEAD_S = 2.0
+LEAD_POLL_S = 0.05
 # Of brokers that are away: the consumer asks them again.
 GOES_BY_ITSELF = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # noqa: SLF001 - they have no other names
 
@@ -41,23 +45,40 @@ class Report:
     coming: int = 0
     # Wait for an operator, as before.
     parked: int = 0
+    # Were parked, and are found to be published, as after a retry that a restored database knows nothing of.
+    settled: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    report: Report
+    missing: list[Row]
+    # Parked transactions that are published.
+    settled: list[int]
 
 
 async def resync(settings: OutboxSettings, *, apply: bool) -> Report:
     """Without `apply` it only looks, and is right only while nobody writes."""
     database = await Database.open(settings)
     try:
-        if not await database.lead():
-            raise StopError(f"the relay {settings.name} is running: stop it first")
+        await _lead(settings, database)
         async with database.beating():
             if apply:
                 return await _apply(settings, database)
-            report, _missing = await _compared(settings, database, None)
-            return report
+            return (await _compared(settings, database, None)).report
     finally:
         await database.close()
+
+
+async def _lead(settings: OutboxSettings, database: Database) -> None:
+    """The server lets go of a session's lead a moment after whoever had it has ended."""
+    deadline_s = time.monotonic() + LEAD_S
+    while not await database.lead():
+        if time.monotonic() > deadline_s:
+            raise StopError(f"the relay {settings.name} is running: stop it first")
+        await asyncio.sleep(LEAD_POLL_S)
 
 
 async def _apply(settings: OutboxSettings, database: Database) -> Report:
@@ -71,22 +92,19 @@ async def _apply(settings: OutboxSettings, database: Database) -> Report:
     async with producer:
         before = decode(producer.resume_token)
         noted = await database.raise_fence("resync")
-        await database.one("begin_resync", fence=noted.fence, begun=RESYNC_BEGUN)
+        await database.keep_from_starting(RESYNC_BEGUN)
         start = await _new_source(settings, database, noted.fence)
-        report, missing = await _compared(settings, database, start)
-        await _publish(settings, producer, missing, replace(start, retried=before.retried if before else ""))
-        await _restart(settings, database, start)
-        return report
+        found = await _compared(settings, database, start)
+        await _publish(settings, producer, found.missing, replace(start, retried=before.retried if before else ""))
+        await _restart(settings, database, start, found.settled)
+        return found.report
 
 
-async def _compared(settings: OutboxSettings, database: Database, start: Token | None) -> tuple[Report, list[Row]]:
+async def _compared(settings: OutboxSettings, database: Database, start: Token | None) -> Compared:
     rows = await _table(settings, database)
     coming = await _coming(settings, database, start)
-    parked = [rows.pop(row_id, None) for row_id in await database.parked_ids()]
-    report, missing = await asyncio.to_thread(_compare, settings, rows, coming)
-    report.parked = sum(row is not None for row in parked)
-    report.rows += report.parked
-    return report, missing
+    parked = await database.parked_rows()
+    return await asyncio.to_thread(_compare, settings, rows, coming, parked)
 
 
 async def _new_source(settings: OutboxSettings, database: Database, fence: int) -> Token:
@@ -112,21 +130,24 @@ async def _new_source(settings: OutboxSettings, database: Database, fence: int) 
         position=position,
         end=end,
         fence=fence,
+        database=identity.database,
     )
 
 
-async def _restart(settings: OutboxSettings, database: Database, start: Token) -> None:
+async def _restart(settings: OutboxSettings, database: Database, start: Token, settled: list[int]) -> None:
     """From here on a relay may start."""
-    restarted = await database.one(
-        "restart",
-        source=start.source,
-        system_identifier=start.system_identifier,
-        timeline=start.timeline,
-        lsn=start.end if settings.source == "logical" else 0,
-        fence=start.fence,
-    )
-    if restarted is None:
-        raise StopError("somebody else has taken over meanwhile: stop all relays, and run it again")
+    async with database.connection.transaction():
+        await database.forget_settled(settled)
+        restarted = await database.one(
+            "restart",
+            source=start.source,
+            system_identifier=start.system_identifier,
+            timeline=start.timeline,
+            lsn=start.end if settings.source == "logical" else 0,
+            fence=start.fence,
+        )
+        if restarted is None:
+            raise StopError("somebody else has taken over meanwhile: stop all relays, and run it again")
 
 
 async def _table(settings: OutboxSettings, database: Database) -> dict[bytes, Row]:
@@ -170,10 +191,19 @@ async def _coming(settings: OutboxSettings, database: Database, start: Token | N
         await source.close()
 
 
-def _compare(settings: OutboxSettings, rows: dict[bytes, Row], coming: set[bytes]) -> tuple[Report, list[Row]]:
+def _compare(
+    settings: OutboxSettings, rows: dict[bytes, Row], coming: set[bytes], parked: dict[int, list[Row]]
+) -> Compared:
     report = Report(rows=len(rows))
     mapping = Mapping(settings.mapping)
     topics = set()
+    parked_rows = [row for transaction in parked.values() for row in transaction]
+    parked_ids = _known_ids(parked_rows)
+    parked_in_table = {row_id for row_id in parked_ids if rows.pop(row_id, None) is not None}
+    for row in parked_rows:
+        # What is bad of it may have been mended before it was published: the database that knew of it is gone.
+        with suppress(BadRowError):
+            topics.add(mapping.topic(row))
     for row_id, row in list(rows.items()):
         if row_id in coming:
             report.coming += 1
@@ -184,12 +214,42 @@ def _compare(settings: OutboxSettings, rows: dict[bytes, Row], coming: set[bytes
         except BadRowError as error:
             report.bad.append(str(error))
             del rows[row_id]
+    published_parked = set()
     for topic in sorted(topics):
         for row_id in _published_ids(settings, topic):
             if rows.pop(row_id, None) is not None:
                 report.published += 1
-    report.missing = [row_id.decode(errors="replace") for row_id in rows]
-    return report, list(rows.values())
+            elif row_id in parked_ids:
+                published_parked.add(row_id)
+    report.published += len(parked_in_table & published_parked)
+    report.parked = len(parked_in_table - published_parked)
+    report.settled = _texts(row.id for row in parked_rows if row.id in published_parked)
+    report.missing = _texts(rows)
+    return Compared(report=report, missing=list(rows.values()), settled=_settled(parked, published_parked))
+
+
+def _settled(parked: dict[int, list[Row]], published: set[bytes]) -> list[int]:
+    """Parked transactions that are published; whole, as the relay publishes them."""
+    found = []
+    for position, rows in parked.items():
+        ids = _known_ids(rows)
+        if ids & published and ids - published:
+            raise StopError(
+                f"the parked transaction at {position} is published in part: {', '.join(_texts(ids & published)[:20])} "
+                f"can be read in Kafka, {', '.join(_texts(ids - published)[:20])} cannot. DELETE the former from "
+                "oncebox.outbox_parked, or all of it if records are gone from the topic, then run again"
+            )
+        if ids & published:
+            found.append(position)
+    return found
+
+
+def _known_ids(rows: Iterable[Row]) -> set[bytes]:
+    return {row.id for row in rows if row.id is not None}
+
+
+def _texts(ids: Iterable[bytes | None]) -> list[str]:
+    return [row_id.decode(errors="replace") for row_id in ids if row_id is not None]
 
 
 def _published_ids(settings: OutboxSettings, topic: str) -> Iterable[bytes]:
@@ -208,21 +268,55 @@ def _published_ids(settings: OutboxSettings, topic: str) -> Iterable[bytes]:
             if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return
             raise StopError(f"what is published in {topic} cannot be read: {found.error.str()}")
-        left = set(found.partitions)
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in left])
-        while left:
-            message = consumer.poll(READ_TIMEOUT_S)
-            if message is None:
-                raise StopError(f"the topic {topic} could not be read to its end within {READ_TIMEOUT_S:g} s")
-            error = message.error()
-            if error is None:
-                yield from _ids(message.headers(), settings.id_header)
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - confluent-kafka has no other name for it
-                left.discard(message.partition())
-            elif error.code() not in GOES_BY_ITSELF:
-                raise StopError(f"what is published in {topic} cannot be read: {error.str()}")
+        yield from _read_to(settings, consumer, _ends(settings, topic, found.partitions))
     finally:
         consumer.close()
+
+
+def _ends(settings: OutboxSettings, topic: str, partitions: Iterable[int]) -> dict[Place, int]:
+    """Where each partition ends now, whatever is still open in it: all that the relay has committed is before that."""
+    places = [(topic, partition) for partition in partitions]
+    return KafkaAdmin(kafka_settings(settings.kafka)).offsets(places, LATEST)
+
+
+def _read_to(settings: OutboxSettings, consumer: Consumer, left: dict[Place, int]) -> Iterable[bytes]:
+    """All committed ids before these offsets. A reader of committed records is told of an end where the first open
+    transaction begins, and of another each time that this place moves: only one that is far enough counts.
+    """
+    consumer.assign([TopicPartition(*place, OFFSET_BEGINNING) for place in left])
+    stopped_at: set[Place] = set()
+    deadline_s = time.monotonic() + READ_TIMEOUT_S
+    while left:
+        message = consumer.poll(max(deadline_s - time.monotonic(), 0))
+        if message is None:
+            raise StopError(_held_back(left, stopped_at))
+        place, error = (str(message.topic()), int(message.partition() or 0)), message.error()
+        offset_next = int(message.offset() or 0)
+        if error is None:
+            yield from _ids(message.headers(), settings.id_header)
+            offset_next += 1
+        elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - confluent-kafka has no other name for it
+            stopped_at.add(place)
+        elif error.code() not in GOES_BY_ITSELF:
+            raise StopError(f"what is published in {message.topic()} cannot be read: {error.str()}")
+        else:
+            continue
+        deadline_s = time.monotonic() + READ_TIMEOUT_S
+        if place in left and offset_next >= left[place]:
+            del left[place]
+            # What comes behind is not waited for.
+            consumer.pause([TopicPartition(*place)])
+
+
+def _held_back(left: Iterable[Place], stopped_at: set[Place]) -> str:
+    open_ones = sorted(f"{topic}:{partition}" for topic, partition in left if (topic, partition) in stopped_at)
+    if open_ones:
+        return (
+            f"{', '.join(open_ones)} could not be read to the end within {READ_TIMEOUT_S:g} s: an open transaction "
+            "holds it back; end it (oncebox partition who-blocks) and run again"
+        )
+    unread = ", ".join(sorted(f"{topic}:{partition}" for topic, partition in left))
+    return f"{unread} could not be read to the end within {READ_TIMEOUT_S:g} s: run again once all brokers answer"
 
 
 def _ids(headers: Any, name: str) -> Iterable[bytes]:

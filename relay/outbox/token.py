@@ -28,6 +28,8 @@ class Token:
     fence: int
     # The last retry of parked rows that is published.
     retried: str = ""
+    # Its oid. Empty: written before tokens had it.
+    database: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,9 @@ class Facts:
     noted_source: str
     noted_system_identifier: str
     noted_timeline: int
+    noted_published: int
+    # Its oid: several of one server may have a relay of the same name.
+    database: str
     # Up to here there was nothing to publish beyond the token. (Idle relays move their slot too.)
     idle: int
     # How far the database has written; the highest commit_seq given.
@@ -61,6 +66,7 @@ def encode(token: Token) -> bytes:
             "end": token.end,
             "fence": token.fence,
             "retried": token.retried,
+            "database": token.database,
         },
         separators=(",", ":"),
     ).encode()
@@ -82,6 +88,7 @@ def decode(data: bytes) -> Token | None:
             end=int(given["end"]),
             fence=int(given["fence"]),
             retried=str(given.get("retried", "")),
+            database=str(given.get("database", "")),
         )
     except (ValueError, KeyError, TypeError):
         raise StopError(
@@ -92,6 +99,8 @@ def decode(data: bytes) -> Token | None:
 COMMIT_SEQ = "commit_seq"
 # Noted as the source from the beginning of a resync to its end.
 RESYNC_BEGUN = "a resync was begun"
+# Noted as the source where a running relay found its slot moved by somebody else; also until a resync is at its end.
+SLOT_TAKEN = "the slot was moved by somebody else"
 RESYNC = "compare what is published with the table: oncebox outbox resync"
 
 
@@ -99,6 +108,11 @@ def check(token: Token | None, facts: Facts) -> None:
     """Raises StopError where this database is not, or no longer, the one that was published from."""
     if facts.noted_source == RESYNC_BEGUN:
         raise StopError("a resync was begun and has not come to its end: oncebox outbox resync --apply")
+    if facts.noted_source == SLOT_TAKEN:
+        raise StopError(
+            f"somebody else has read from the slot or made it anew while a relay was running, and changes are lost to "
+            f"it; {RESYNC}"
+        )
     if facts.noted_source != facts.source:
         raise StopError(
             f"this outbox was set up to be read from {facts.noted_source!r}, this relay reads {facts.source!r}: put "
@@ -107,9 +121,19 @@ def check(token: Token | None, facts: Facts) -> None:
     if (facts.system_identifier, facts.timeline) != (facts.noted_system_identifier, facts.noted_timeline):
         raise StopError(_elsewhere(facts, facts.noted_system_identifier, facts.noted_timeline, "init"))
     published = idle_to = facts.idle
+    if token is None and facts.noted_published:
+        raise StopError(
+            f"{_position(facts.source, facts.noted_published)} is published from here, but these coordinators know of "
+            f"no commit of this relay (others than before, or their log was lost): put the setting back, or {RESYNC}"
+        )
     if token is not None:
         if (token.system_identifier, token.timeline) != (facts.system_identifier, facts.timeline):
             raise StopError(_elsewhere(facts, token.system_identifier, token.timeline, "the last commit"))
+        if token.database and token.database != facts.database:
+            raise StopError(
+                f"this is another database of the server (oid {facts.database}) than at the last commit "
+                f"({token.database}): give the relay of each a name of its own, or {RESYNC}"
+            )
         if token.source != facts.source:
             raise StopError(
                 f"the last commit was read from {token.source!r}, this relay reads {facts.source!r}: put the setting "
@@ -122,11 +146,15 @@ def check(token: Token | None, facts: Facts) -> None:
             )
         published = max(token.end, idle_to)
     if facts.confirmed is not None and facts.confirmed > published:
-        raise StopError(
-            f"the slot {facts.source} stands at {lsn_text(facts.confirmed)}, beyond all that this relay has published "
-            f"({lsn_text(published)}): somebody else has read from it or made it anew, and changes between are lost to "
-            f"it; {RESYNC}"
-        )
+        raise StopError(slot_beyond(facts.source, facts.confirmed, published))
+
+
+def slot_beyond(slot: str, confirmed: int, published: int) -> str:
+    return (
+        f"the slot {slot} stands at {lsn_text(confirmed)}, beyond all that this relay has published "
+        f"({lsn_text(published)}): somebody else has read from it or made it anew, and changes between are lost to "
+        f"it; {RESYNC}"
+    )
 
 
 def _elsewhere(facts: Facts, system_identifier: str, timeline: int, when: str) -> str:

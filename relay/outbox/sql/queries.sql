@@ -33,13 +33,14 @@ UPDATE oncebox.outbox_relay
 SET fence = fence + 1, owner = %(owner)s, owner_since = now(), state = 'STARTING', message = '', updated_at = now(),
     beat_at = now()
 WHERE name = %(name)s
-RETURNING fence, source, system_identifier, timeline, idle_lsn - '0/0'::pg_lsn, is_paused
+RETURNING fence, source, system_identifier, timeline, idle_lsn - '0/0'::pg_lsn, is_paused, published_position
 
 -- name: identity
 SELECT system_identifier::text, pg_is_in_recovery(), current_setting('server_version_num')::integer,
        CASE WHEN NOT pg_is_in_recovery()
             THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer END,
-       CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn() - '0/0'::pg_lsn END
+       CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn() - '0/0'::pg_lsn END,
+       (SELECT oid::text FROM pg_database WHERE datname = current_database())
 FROM pg_control_system()
 
 -- name: slot
@@ -58,6 +59,11 @@ WHERE p.pubname = %(publication)s
 
 -- name: flush_lsn
 SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn
+
+-- name: place
+-- Where the log is, and the slot; of a slot that is gone: NULL.
+SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn,
+       (SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %(slot)s)
 
 -- name: peek
 SELECT data FROM pg_logical_slot_peek_binary_changes(%(slot)s, NULL, %(changes_max)s,
@@ -97,8 +103,9 @@ ON CONFLICT DO NOTHING
 -- name: lock_relay
 SELECT FROM oncebox.outbox_relay WHERE name = %(name)s FOR UPDATE
 
--- name: parked_ids
-SELECT convert_to(row_id, 'UTF8') FROM oncebox.outbox_parked WHERE name = %(name)s AND row_id IS NOT NULL
+-- name: parked_rows
+SELECT position, convert_to(row_id, 'UTF8'), aggregatetype, aggregateid, payload, type, headers
+FROM oncebox.outbox_parked WHERE name = %(name)s ORDER BY position, number
 
 -- name: parked_list
 SELECT position, row_id, reason || CASE WHEN retry IS NULL THEN '' ELSE ' (handed back to the relay)' END
@@ -178,9 +185,9 @@ WHERE outbox = %(table)s::regclass ORDER BY commit_seq LIMIT %(limit)s
 -- name: commit_seq_lock
 SELECT pg_advisory_xact_lock(hashtextextended('oncebox.outbox_commit_seq', 0))
 
--- name: begin_resync
--- No slot has such a name: no relay starts until it is at its end.
-UPDATE oncebox.outbox_relay SET source = %(begun)s, updated_at = now() WHERE name = %(name)s AND fence = %(fence)s
+-- name: keep_from_starting
+-- No slot has such a name: no relay starts until a resync is at its end.
+UPDATE oncebox.outbox_relay SET source = %(why)s, updated_at = now() WHERE name = %(name)s AND fence = %(fence)s
 RETURNING name
 
 -- name: restart
@@ -197,6 +204,9 @@ SET source = %(source)s, system_identifier = %(system_identifier)s, timeline = %
     idle_lsn = '0/0'::pg_lsn + %(lsn)s::numeric, state = 'RESYNCED', message = '', updated_at = now()
 WHERE name = %(name)s AND fence = %(fence)s
 RETURNING name
+
+-- name: forget_settled
+DELETE FROM oncebox.outbox_parked WHERE name = %(name)s AND position = ANY(%(positions)s::numeric[])
 
 -- name: commit_seq_forget
 DELETE FROM oncebox.outbox_commit WHERE commit_seq <= %(position)s AND outbox = %(table)s::regclass

@@ -42,6 +42,18 @@ async def test_rows_are_published_in_commit_order_with_all_that_the_mapping_says
     assert last.headers() == [("id", b"8"), ("type", b"gone"), ("trace", b"abc")]
 
 
+@pytest.mark.parametrize("source", ["logical", "commit_seq"])
+async def test_records_are_utf8_whatever_the_environment_says(outbox: Outbox, monkeypatch, source: str):
+    """Decoding gives rows in the encoding of the client."""
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    await outbox.init(source=source)
+    await outbox.write(1, key="Grüße")
+    async with outbox.running(source=source):
+        await outbox.wait_published(1)
+    (record,) = read_committed(outbox.one.bootstrap_servers, outbox.topic)
+    assert record.key() == "Grüße".encode()
+
+
 async def test_a_transaction_is_never_cut_and_groups_are_whole(outbox: Outbox):
     await outbox.init()
     for first in range(0, 60, 6):

@@ -5,14 +5,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Producer as StockProducer
 
 from relay.outbox import parked
 from relay.outbox import resync as work
+from relay.outbox.database import Database
 from relay.outbox.resync import resync
 from relay.outbox.token import StopError
 from tests.integration.outbox.conftest import Outbox
-from tests.integration.outbox.test_trouble import write_bad
+from tests.integration.outbox.test_trouble import run_sql, write_bad
 
 TAKEOVER_MS = 3_000
 
@@ -89,6 +91,20 @@ async def test_one_that_fails_on_the_way_leaves_no_gap(outbox: Outbox, source: s
     assert [row for each in seen for row in each.ids] == [1, 2, 3, 4]
 
 
+async def test_a_session_that_is_just_ending_is_waited_for(outbox: Outbox):
+    """As of a relay that was stopped a moment ago."""
+    await outbox.init()
+    ending = await Database.open(outbox.settings())
+    assert await ending.lead()
+    resyncing = asyncio.create_task(resync(outbox.settings(), apply=False))
+    await outbox.wait_until(
+        "SELECT count(*) = 2 FROM pg_stat_activity WHERE application_name = 'oncebox-outbox' "
+        "AND datname = current_database() AND query LIKE '%%pg_try_advisory_lock%%'"
+    )
+    await ending.close()
+    assert (await resyncing).missing == []
+
+
 def test_only_a_topic_that_is_not_there_is_empty(outbox: Outbox, monkeypatch):
     """Any other error hides what is published, and all of it would be published again."""
     assert list(work._published_ids(outbox.settings(), "nobody-made-this")) == []
@@ -104,6 +120,77 @@ def test_only_a_topic_that_is_not_there_is_empty(outbox: Outbox, monkeypatch):
     monkeypatch.setattr(work, "Consumer", Refused)
     with pytest.raises(StopError, match="cannot be read"):
         list(work._published_ids(outbox.settings(), outbox.topic))
+
+
+async def test_what_is_behind_an_open_transaction_is_not_published_again(outbox: Outbox, monkeypatch):
+    """It is committed, but no reader sees it before the other transaction has ended."""
+    await outbox.init()
+    other = StockProducer({"bootstrap.servers": outbox.one.bootstrap_servers, "transactional.id": outbox.suffix})
+    async with outbox.running():
+        await outbox.write(1)
+        await outbox.wait_published(1)
+        await asyncio.to_thread(other.init_transactions, 30)
+        other.begin_transaction()
+        other.produce(outbox.topic, b"open")
+        assert await asyncio.to_thread(other.flush, 30) == 0
+        await outbox.write(2)
+        await outbox.wait_until("SELECT rows_published = 2 FROM oncebox.outbox_relay")
+    await run_sql(outbox, "SELECT pg_drop_replication_slot(%s)", outbox.settings().slot)
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "READ_TIMEOUT_S", 3.0)
+        for apply in (False, True):
+            with pytest.raises(StopError, match=f"{outbox.topic}:0.*an open transaction holds it back.*who-blocks"):
+                await resync(outbox.settings(), apply=apply)
+
+    class EndsItThen(Consumer):
+        """Once the first of it is read, up to the open transaction."""
+
+        def poll(self, *given: Any) -> Any:
+            message = super().poll(*given)
+            if message is not None and message.error() is not None and ended == []:
+                ended.append(message.offset())
+                other.abort_transaction(30)
+            return message
+
+    ended: list[int | None] = []
+    monkeypatch.setattr(work, "Consumer", EndsItThen)
+    done = await resync(outbox.settings(), apply=True)
+    assert ended == [2]  # the first record, and its marker
+    assert (done.rows, done.published, done.missing) == (2, 2, [])
+    async with outbox.running():
+        await outbox.write(3)
+        seen = await outbox.wait_published(3)
+    assert [row for each in seen for row in each.ids] == [1, 2, 3]
+
+
+async def test_what_is_parked_and_published_is_let_go(outbox: Outbox):
+    """Whole or not at all: what is published in part is told, and left to a person."""
+    await outbox.init()
+    given = {"bad_row": "park"}
+    async with await outbox.connect(autocommit=False) as connection:
+        await outbox.write(1, on=connection)
+        await outbox.write(2, on=connection)
+        await connection.execute("UPDATE outbox SET id = id")
+        await connection.execute(
+            "INSERT INTO outbox (id, aggregatetype, aggregateid, headers) VALUES (3, %s, 'c', '[]')", [outbox.suffix]
+        )
+    await write_bad(outbox, 4, headers="[1]")
+    async with outbox.running(**given):
+        await outbox.wait_until("SELECT count(*) = 4 FROM oncebox.outbox_parked")
+    stock = StockProducer({"bootstrap.servers": outbox.one.bootstrap_servers})
+    for row_id in (1, 3):
+        stock.produce(outbox.topic, b"{}", headers={"id": str(row_id).encode()})
+    assert await asyncio.to_thread(stock.flush, 30) == 0
+    for apply in (False, True):
+        with pytest.raises(StopError, match=r"published in part: (1, 3|3, 1) can be read in Kafka, 2 cannot"):
+            await resync(outbox.settings(**given), apply=apply)
+    stock.produce(outbox.topic, b"{}", headers={"id": b"2"})
+    assert await asyncio.to_thread(stock.flush, 30) == 0
+    for apply in (False, True):
+        done = await resync(outbox.settings(**given), apply=apply)
+        assert (done.rows, done.published, done.parked, done.missing) == (4, 3, 1, [])
+        assert done.settled == ["1", "2", "3"]
+    assert await outbox.fetch("SELECT row_id FROM oncebox.outbox_parked") == [("4",)]
 
 
 async def test_what_is_parked_stays_so(outbox: Outbox):

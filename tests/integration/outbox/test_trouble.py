@@ -22,6 +22,11 @@ from tests.integration.outbox.conftest import POLL_S, Outbox
 from tests.support.coordinator import Coordinators
 from tests.support.kafka import create_topic
 
+READ_BY_SOMEBODY = (
+    "SELECT count(*) FROM pg_logical_slot_get_binary_changes(%s, NULL, NULL, 'proto_version', '1', "
+    "'publication_names', 'oncebox_outbox')"
+)
+
 
 async def write_bad(outbox: Outbox, row_id: int, *, key: str = "bad", **columns: Any) -> None:
     values = {"id": row_id, "aggregatetype": outbox.suffix, "aggregateid": key, "type": "t", "payload": "{}"} | columns
@@ -287,12 +292,7 @@ async def test_a_slot_that_is_gone_or_made_anew_is_noticed(outbox: Outbox):
 async def test_a_slot_that_somebody_else_has_read_is_noticed(outbox: Outbox):
     await published_once(outbox)
     await outbox.write(3)
-    await run_sql(
-        outbox,
-        "SELECT count(*) FROM pg_logical_slot_get_binary_changes(%s, NULL, NULL, 'proto_version', '1', "
-        "'publication_names', 'oncebox_outbox')",
-        outbox.settings().slot,
-    )
+    await run_sql(outbox, READ_BY_SOMEBODY, outbox.settings().slot)
     assert "beyond all that this relay has published" in await outbox.run_until_stopped()
 
 
