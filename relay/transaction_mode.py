@@ -24,7 +24,7 @@ from relay.order import is_done, overtaken
 from relay.plan import rows_of
 from relay.positions import PRUNE_S, begin, freed, overtaken_by_retention, prune
 from relay.queries import query
-from relay.sink import MissingReferenceError
+from relay.splitting import MissingReferenceError
 from relay.types import FencedError
 from relay.writer import Writer
 

@@ -266,6 +266,19 @@ def test_foreign_keys_inside_of_a_batch_need_no_order(bench: MakeBench) -> None:
     assert made.rows("SELECT count(*) FROM items") == made.rows("SELECT count(*) FROM orders") == [(0,)]
 
 
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("bad", [b'{"id": 2, "order_id": 8}', b'{"id": 2, "order_id": 7, "size": "too long"}'])
+def test_a_row_whose_reference_comes_later_is_not_blamed_for_another(bench: MakeBench, bad: bytes, at: int) -> None:
+    ddl = f"""{ORDERS}; CREATE TABLE items
+        (id bigint PRIMARY KEY, order_id bigint NOT NULL REFERENCES orders, size varchar(3), {GUARD})"""
+    made = bench(ddl, [{"topic": "items", "table": "items", "key": ["id"]}, ORDERS_SECTION], on_error="skip")
+    units = [record(0, b'{"id": 1, "order_id": 7}', topic="items"), record(0, b'{"id": 7, "state": "a"}')]
+    units.insert(at, record(1, bad, topic="items"))
+    made.apply(*units)
+    assert made.rows("SELECT id, order_id FROM items") == [(1, 7)]
+    assert made.rows("SELECT value, state FROM oncebox.dead_letter") == [(bad, "skipped")]
+
+
 def test_a_unique_value_may_move_from_one_row_to_another(bench: MakeBench) -> None:
     made = bench(f"CREATE TABLE orders (id bigint PRIMARY KEY, state text UNIQUE, {GUARD})", [ORDERS_SECTION])
     made.apply(record(0, b'{"id": 1, "state": "x"}'))

@@ -17,7 +17,7 @@ from relay.config import Limits, RelaySettings
 from relay.kafka import Topics
 from relay.mapping import RowMapper
 from relay.plan import Planner
-from relay.sink import MissingReferenceError
+from relay.splitting import MissingReferenceError
 from relay.status import Status
 from relay.transaction_mode import TransactionSession
 from relay.types import Column, RelayError, TableName, Target
