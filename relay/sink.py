@@ -95,14 +95,18 @@ class Sink:
         return self._commit(units, lambda: self._write(planner, units, plan, holds), save)
 
     def apply_pieces(
-        self, units: Sequence[Unit], plans: Callable[[], Iterable[Plan]], save: Callable[[Connection, Plan], None]
+        self,
+        units: Sequence[Unit],
+        plans: Callable[[], Iterable[Plan]],
+        holds: frozenset[Hold],
+        save: Callable[[Connection, Plan], None],
     ) -> Plan:
-        """Several plans one after the other, made as they are wanted. Raises RefusedError where not all of it can be
-        written as it is; nothing is then.
+        """Several plans one after the other, made as they are wanted; none of them changes the holds. Raises
+        RefusedError where not all of it can be written as it is; nothing is then.
         """
 
         def write() -> Plan:
-            row_count, holds = 0, frozenset[Hold]()
+            row_count = 0
             for plan in plans():
                 if plan.letters:
                     raise RefusedError(plan.letters[0].error)
@@ -113,7 +117,6 @@ class Sink:
                         raise RefusedError(told(error)) from error
                     raise
                 row_count += plan.row_count
-                holds = plan.holds
             return Plan(rounds=(), letters=(), is_replay=False, row_count=row_count, holds=holds)
 
         return self._commit(units, write, save)

@@ -462,4 +462,4 @@ def test_a_table_that_is_gone_is_told_also_where_nothing_is_in_memory(bench: Mak
     large = Unit((), "writer", 7, {TopicPartition("orders", 0): 0})
     plan = make_plan(made.planner, [Unit([record(0, b'{"id": 1, "state": "a"}')])], frozenset())
     with pytest.raises(RelayError, match=r'relation "public\.orders" does not exist .*: mend it and start'):
-        made.sink.apply_pieces([large], lambda: [plan], lambda *_: None)
+        made.sink.apply_pieces([large], lambda: [plan], frozenset(), lambda *_: None)
