@@ -31,6 +31,10 @@ RETRIES_MAX = 20
 RETRY_S = 0.02
 # After a batch with rows that were there already, so many others at most are not guessed to be without.
 GUESS_PAUSE_MAX = 256
+# So many records are planned long before the database ends an open transaction in which nothing happens. Of more, so
+# many in a millisecond, on a slow machine.
+PLANNED_AT_ONCE = 10_000
+PLANNED_PER_MS = 5
 
 
 class RefusedError(RelayError):
@@ -155,6 +159,9 @@ class Sink:
         refused = self._try([plan])
         if refused is None:
             return plan
+        count = sum(len(unit.records) for unit in units)
+        if count > PLANNED_AT_ONCE:
+            self._connection.execute(query("allow_planning"), {"more_ms": count // PLANNED_PER_MS})
         split = Split(planner, units, holds, self._try, waits_for_references=self.waits_for_references)
         return split.run(refused)
 
@@ -253,6 +260,7 @@ class Sink:
         if not letters:
             return
         execute = self._connection.execute
+        self._check_room(letters)
         units: dict[int, int] = {}
         for letter in letters:
             (new_id,) = execute(query("new_letter_unit")).fetchone() or (0,)
@@ -276,11 +284,16 @@ class Sink:
                     "holds": _json(letter.holds),
                 },
             )
-        (count,) = execute(query("count_open_letters"), {"relay": self._relay}).fetchone() or (0,)
-        if count > self._letters_max:
+
+    def _check_room(self, letters: Sequence[Letter]) -> None:
+        """Before any is written: a transaction may have more records than there is time and room for."""
+        opened = [letter for letter in letters if letter.state != "skipped"]
+        (count,) = self._connection.execute(query("count_open_letters"), {"relay": self._relay}).fetchone() or (0,)
+        if opened and count + len(opened) > self._letters_max:
             raise StopError(
-                f"{where_of(letters[-1].record)}: {letters[-1].error}; and {count} dead letters wait already "
-                f"(limits.dead_letters is {self._letters_max}): see `oncebox relay dead-letters list`"
+                f"{where_of(opened[0].record)}: {opened[0].error}; these would be {len(opened)} dead letters, and "
+                f"{count} wait already (limits.dead_letters is {self._letters_max}): "
+                "see `oncebox relay dead-letters list`"
             )
 
 

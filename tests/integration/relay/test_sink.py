@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+import relay.sink
 from oncebox.wire import TopicPartition
 from relay.plan import StopError, Unit, make_plan
 from relay.queries import query
@@ -463,3 +464,22 @@ def test_a_table_that_is_gone_is_told_also_where_nothing_is_in_memory(bench: Mak
     plan = make_plan(made.planner, [Unit([record(0, b'{"id": 1, "state": "a"}')])], frozenset())
     with pytest.raises(RelayError, match=r'relation "public\.orders" does not exist .*: mend it and start'):
         made.sink.apply_pieces([large], lambda: [plan], frozenset(), lambda *_: None)
+
+
+def test_who_is_to_blame_among_many_may_take_long_to_find(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database does not end the transaction while the relay plans; afterwards it is as impatient as before."""
+    monkeypatch.setattr(relay.sink, "PLANNED_AT_ONCE", 3)
+    made = bench(f"{ORDERS}; ALTER TABLE orders ADD CHECK (state <> 'never')", [ORDERS_SECTION], on_error="skip")
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.extend(
+            made.rows("SELECT setting::int FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'")[0]
+        )
+
+    units = [Unit([record(at, b'{"id": %d, "state": "%s"}' % (at, b"a" if at else b"never"))]) for at in range(50)]
+    plan = make_plan(made.planner, units, frozenset())
+    look()
+    made.sink.apply(made.planner, units, plan, frozenset(), lambda *_: look())
+    look()
+    assert seen == [seen[0], seen[0] + 50 // relay.sink.PLANNED_PER_MS, seen[0]]
