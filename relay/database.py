@@ -348,3 +348,9 @@ def is_passing(error: psycopg.Error) -> bool:
 def is_gone(error: psycopg.Error) -> bool:
     """A table, column or privilege that was there at the start is not any more."""
     return error.sqlstate is not None and error.sqlstate[:2] == "42"
+
+
+def told(error: psycopg.Error) -> str:
+    """What the database says, without the rows around it."""
+    said = error.diag.message_primary or str(error).partition("\n")[0]
+    return f"{said} ({error.diag.constraint_name})" if error.diag.constraint_name else said

@@ -79,6 +79,7 @@ class Letter(NamedTuple):
     number: int | None
     error: str
     state: str
+    # Of all of its unit, on the unit's first letter.
     holds: tuple[Hold, ...]
 
 
@@ -396,3 +397,4 @@ def rows_of(planner: Planner, record: Record) -> set[Hold]:
 def _letters(number: int, unit: Unit, error: str, state: str, holds: tuple[Hold, ...]) -> Iterator[Letter]:
     for record in unit.records:
         yield Letter(number, record, unit.transactional_id, unit.number, error, state, holds)
+        holds = ()

@@ -1,7 +1,7 @@
 """Writes a batch to PostgreSQL in one transaction: rows, dead letters, positions, and the check of the fence.
 
-Either all of it is committed or nothing is. Where the database refuses rows, the batch is tried in halves inside the
-same transaction until the unit to blame is found; that one goes the way of the policy. Blocking; one thread at a time.
+Either all of it is committed or nothing is. Where the database refuses rows, the unit to blame is found inside of the
+same transaction (see splitting.py); that one goes the way of the policy. Blocking; one thread at a time.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg.errors import ForeignKeyViolation, UniqueViolation
+from psycopg.errors import UniqueViolation
 from psycopg.pq import TransactionStatus
 
-from relay.database import RETRY_AT_ONCE, Connection, headers_json, is_data_error, is_gone
+from relay.database import RETRY_AT_ONCE, Connection, headers_json, is_data_error, is_gone, told
 from relay.encoding import COPY_HEADER, COPY_TRAILER, storable, time_of
-from relay.plan import Hold, Plan, Planner, Round, StopError, Unit, make_plan, where_of
+from relay.plan import Hold, Plan, Planner, Round, StopError, Unit, where_of
 from relay.queries import query
+from relay.splitting import Split
 from relay.statements import Statements, statements
 from relay.types import RelayError
 
@@ -30,10 +31,10 @@ RETRIES_MAX = 20
 RETRY_S = 0.02
 # After a batch with rows that were there already, so many others at most are not guessed to be without.
 GUESS_PAUSE_MAX = 256
-
-
-class MissingReferenceError(RelayError):
-    """A row refers to one that is not there, and may yet come. Nothing was written."""
+# So many records are planned long before the database ends an open transaction in which nothing happens. Of more, so
+# many in a millisecond, on a slow machine.
+PLANNED_AT_ONCE = 10_000
+PLANNED_PER_MS = 5
 
 
 class RefusedError(RelayError):
@@ -98,25 +99,28 @@ class Sink:
         return self._commit(units, lambda: self._write(planner, units, plan, holds), save)
 
     def apply_pieces(
-        self, units: Sequence[Unit], plans: Callable[[], Iterable[Plan]], save: Callable[[Connection, Plan], None]
+        self,
+        units: Sequence[Unit],
+        plans: Callable[[], Iterable[Plan]],
+        holds: frozenset[Hold],
+        save: Callable[[Connection, Plan], None],
     ) -> Plan:
-        """Several plans one after the other, made as they are wanted. Raises RefusedError where not all of it can be
-        written as it is; nothing is then.
+        """Several plans one after the other, made as they are wanted; none of them changes the holds. Raises
+        RefusedError where not all of it can be written as it is; nothing is then.
         """
 
         def write() -> Plan:
-            row_count, holds = 0, frozenset[Hold]()
+            row_count = 0
             for plan in plans():
                 if plan.letters:
                     raise RefusedError(plan.letters[0].error)
                 try:
-                    self._write_rounds(plan)
+                    self._write_rounds([plan])
                 except psycopg.Error as error:
                     if is_data_error(error):
-                        raise RefusedError(_told(error)) from error
+                        raise RefusedError(told(error)) from error
                     raise
                 row_count += plan.row_count
-                holds = plan.holds
             return Plan(rounds=(), letters=(), is_replay=False, row_count=row_count, holds=holds)
 
         return self._commit(units, write, save)
@@ -142,7 +146,7 @@ class Sink:
                     # (Rows that are refused do not come here: see _write. What stands beside them will never fit.)
                     tables = ", ".join(str(target.table) for target in self._targets)
                     raise RelayError(
-                        f"{_begin_of(units) or self._relay}: {_told(error)} "
+                        f"{_begin_of(units) or self._relay}: {told(error)} "
                         f"(tables {tables}): mend it and start the relay again; nothing was passed over"
                     ) from error
                 raise
@@ -151,51 +155,33 @@ class Sink:
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def _write(self, planner: Planner, units: Sequence[Unit], plan: Plan, holds: frozenset[Hold]) -> Plan:
-        """Tries the whole; where the database refuses it, the first half and then the second."""
+        """Tries the whole; where the database refuses it, it is found out what of it is to blame."""
+        refused = self._try([plan])
+        if refused is None:
+            return plan
+        count = sum(len(unit.records) for unit in units)
+        if count > PLANNED_AT_ONCE:
+            self._connection.execute(query("allow_planning"), {"more_ms": count // PLANNED_PER_MS})
+        split = Split(planner, units, holds, self._try, waits_for_references=self.waits_for_references)
+        return split.run(refused)
+
+    def _try(self, plans: Iterable[Plan]) -> psycopg.Error | None:
+        """Why the database refuses it: then nothing of it is written."""
         try:
             with self._connection.transaction():
-                self._write_rounds(plan)
-            return plan
+                self._write_rounds(plans)
         except psycopg.Error as error:
             if not is_data_error(error):
                 raise
-            refused = error
-        if len(units) == 1:
-            return self._write_unit(planner, units[0], holds, refused)
-        middle = len(units) // 2
-        parts: list[Plan] = []
-        for part in (units[:middle], units[middle:]):
-            parts.append(self._write(planner, part, make_plan(planner, part, holds), holds))
-            holds = parts[-1].holds
-        first, second = parts
-        return Plan(
-            rounds=(),
-            letters=[*first.letters, *(letter._replace(unit=letter.unit + middle) for letter in second.letters)],
-            is_replay=plan.is_replay,
-            row_count=first.row_count + second.row_count,
-            holds=holds,
-        )
+            return error
+        return None
 
-    def _write_unit(self, planner: Planner, unit: Unit, holds: frozenset[Hold], refused: psycopg.Error) -> Plan:
-        """Once more record by record: an order in which, say, a unique value moves from one row to another."""
-        if len(unit.records) > 1:
-            try:
-                plan = make_plan(planner, [unit], holds, one_by_one=True)
-                with self._connection.transaction():
-                    self._write_rounds(plan)
-                return plan
-            except psycopg.Error as error:
-                if not is_data_error(error):
-                    raise
-        if isinstance(refused, ForeignKeyViolation) and self.waits_for_references:
-            raise MissingReferenceError(f"{where_of(unit.records[0])}: {_told(refused)}") from refused
-        return make_plan(planner, [unit], holds, refused=_told(refused))
-
-    def _write_rounds(self, plan: Plan) -> None:
+    def _write_rounds(self, plans: Iterable[Plan]) -> None:
         if self._has_deferrable:
             self._connection.execute("SET CONSTRAINTS ALL DEFERRED")
-        for each in plan.rounds:
-            self._write_round(each, is_replay=plan.is_replay)
+        for plan in plans:
+            for each in plan.rounds:
+                self._write_round(each, is_replay=plan.is_replay)
         if self._has_deferrable:
             # Now, while it can still be told which unit is to blame.
             self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -274,6 +260,7 @@ class Sink:
         if not letters:
             return
         execute = self._connection.execute
+        self._check_room(letters)
         units: dict[int, int] = {}
         for letter in letters:
             (new_id,) = execute(query("new_letter_unit")).fetchone() or (0,)
@@ -297,11 +284,16 @@ class Sink:
                     "holds": _json(letter.holds),
                 },
             )
-        (count,) = execute(query("count_open_letters"), {"relay": self._relay}).fetchone() or (0,)
-        if count > self._letters_max:
+
+    def _check_room(self, letters: Sequence[Letter]) -> None:
+        """Before any is written: a transaction may have more records than there is time and room for."""
+        opened = [letter for letter in letters if letter.state != "skipped"]
+        (count,) = self._connection.execute(query("count_open_letters"), {"relay": self._relay}).fetchone() or (0,)
+        if opened and count + len(opened) > self._letters_max:
             raise StopError(
-                f"{where_of(letters[-1].record)}: {letters[-1].error}; and {count} dead letters wait already "
-                f"(limits.dead_letters is {self._letters_max}): see `oncebox relay dead-letters list`"
+                f"{where_of(opened[0].record)}: {opened[0].error}; these would be {len(opened)} dead letters, and "
+                f"{count} wait already (limits.dead_letters is {self._letters_max}): "
+                "see `oncebox relay dead-letters list`"
             )
 
 
@@ -315,9 +307,3 @@ def _begin_of(units: Sequence[Unit]) -> str:
     """Empty: there is nothing, or nothing of it is in memory."""
     first = next((record for unit in units for record in unit.records), None)
     return "" if first is None else where_of(first)
-
-
-def _told(error: psycopg.Error) -> str:
-    """What the database says, without the rows around it."""
-    said = error.diag.message_primary or str(error).partition("\n")[0]
-    return f"{said} ({error.diag.constraint_name})" if error.diag.constraint_name else said

@@ -24,7 +24,8 @@ from relay.order import is_done, overtaken
 from relay.plan import rows_of
 from relay.positions import PRUNE_S, begin, freed, overtaken_by_retention, prune
 from relay.queries import query
-from relay.sink import MissingReferenceError
+from relay.references import Coming
+from relay.splitting import MissingReferenceError
 from relay.types import FencedError
 from relay.writer import Writer
 
@@ -239,7 +240,7 @@ class TransactionSession:
                 prepared, asked = await loop.run_in_executor(self._planning, self._prepare, batch)
                 await _settled(writing)
                 writing = None
-                if self._writer.has_references and reader.pending_count:
+                if self._writer.has_references:
                     if not await self._write_with_references(batch, prepared, asked):
                         break
                 else:
@@ -282,23 +283,23 @@ class TransactionSession:
                     batch.take()
 
     async def _write_with_references(self, batch: Batch, prepared: Prepared, asked: Callable[[], Topics]) -> bool:
-        """A row whose foreign key refers to nothing waits for the commits that are known when it is met, as far as they
+        """A row whose foreign key refers to nothing waits for the commits that there are when it is met, as far as they
         have room; then all is written together. False: nothing was written, and the session is over.
         """
         reader, sink = batch.reader, self._writer.sink
-        mark: int | None = None
+        coming: Coming | None = None
         try:
             while not self._stop.is_set():
-                sink.waits_for_references = mark is None or (reader.is_pending(mark) and not batch.is_full)
+                sink.waits_for_references = coming is None or (not batch.is_full and await coming.is_open())
                 try:
                     await self._in_writer(self._write, batch, prepared, asked)
                     return True
                 except MissingReferenceError as error:
                     self._status.turn("RUNNING", f"waits for a reference: {error}")
-                    mark = reader.mark() if mark is None else mark
+                    coming = coming or Coming(reader)
                 tried = len(batch.pieces)
                 # Each attempt costs as much as the batch is long: so not one for each that has come.
-                while len(batch.pieces) < 2 * tried and reader.is_pending(mark) and not batch.is_full:
+                while len(batch.pieces) < 2 * tried and not batch.is_full and await coming.is_open():
                     if self._stop.is_set():
                         return False
                     await self._unload(reader)

@@ -144,7 +144,7 @@ class Writer:
             save(connection, done)
 
         try:
-            done = self.sink.apply_pieces(units, plans, save_and_drop)
+            done = self.sink.apply_pieces(units, plans, self.holds, save_and_drop)
         except RefusedError as error:
             # Which record is to blame, and what goes with it, is found out with all of them in memory.
             log.warning("a large transaction cannot be written in pieces, and is read into memory: %s", error)

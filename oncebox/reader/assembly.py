@@ -101,6 +101,9 @@ class Assembly:
         self._feed[feed_partition] = max(self._feed[feed_partition], position)
         self._resolve()
 
+    def has_read_feed(self, ends: Mapping[int, int]) -> bool:
+        return all(self._feed.get(partition, 0) >= end for partition, end in ends.items())
+
     def _ranges(self, part: manifest_pb2.Manifest) -> Iterator[tuple[Partition, list[tuple[int, int]]]]:
         """Of the topics that are read."""
         for entry in part.written:
@@ -253,7 +256,7 @@ class Assembly:
     def _resolve(self) -> None:
         if self._marks is None or self._ends is None:
             return
-        if any(self._feed.get(partition, 0) < end for partition, end in self._ends.items()):
+        if not self.has_read_feed(self._ends):
             return
         for where, mark in self._marks.items():
             undetermined = self._partitions[where].undetermined

@@ -221,10 +221,18 @@ class TransactionReader:
                     await self._changed.wait()
         return self._exactly().is_whole(where, offset)
 
-    @property
-    def pending_count(self) -> int:
-        """Commits that are known and not handed out."""
-        return self._assembly.pending_count
+    async def feed_ends(self) -> Mapping[int, int] | None:
+        """Of each partition of the feed, from its leader: commits up to now stand before it. None: nobody answers."""
+        feed = [TopicPartition(self._feed_topic, index) for index in self._start.feed]
+        try:
+            ends = await list_offsets(self._wire, feed, LATEST)
+        except RetriableError:
+            return None
+        return {where.partition: end for where, end in ends.items()}
+
+    def has_read_feed(self, ends: Mapping[int, int]) -> bool:
+        """Whether all commits before these ends are known."""
+        return self._exactly().has_read_feed(ends)
 
     def mark(self) -> int:
         """For is_pending(): the commits that are known by now."""
@@ -344,7 +352,6 @@ class TransactionReader:
 
     async def _check(self) -> None:
         """Settles what no commit covers: the feed's ends are taken after the record came (see assembly.py)."""
-        feed = [TopicPartition(self._feed_topic, index) for index in self._start.feed]
         while True:
             await asyncio.sleep(CHECK_PAUSE_S)
             # (Another that goes on in its place meanwhile asks anew.)
@@ -352,12 +359,11 @@ class TransactionReader:
             if not assembly.wants_check:
                 continue
             assembly.begin_check()
-            try:
-                ends = await list_offsets(self._wire, feed, LATEST)
-            except RetriableError:
+            ends = await self.feed_ends()
+            if ends is None:
                 assembly.drop_check()
                 continue
-            assembly.ends_known({where.partition: end for where, end in ends.items()})
+            assembly.ends_known(ends)
             self._advance()
 
     async def _discover(self) -> None:

@@ -203,8 +203,11 @@ VALUES (%(id)s, %(relay)s, %(source)s, %(record_offset)s, %(record_at)s, %(key)s
         CASE WHEN %(state)s = 'skipped' THEN now() END);
 
 -- name: open_letters
-SELECT l.unit, l.state, l.holds, l.source
-FROM oncebox.dead_letter l
+-- A unit's holds come with the first of its letters that is open: as the unit's first letter has them. (Before, each had
+-- all of them: too much to be read for long transactions.)
+SELECT l.unit, l.state,
+       CASE WHEN l.id = min(l.id) OVER (PARTITION BY l.unit) THEN coalesce(f.holds, l.holds) ELSE '[]'::jsonb END, l.source
+FROM oncebox.dead_letter l LEFT JOIN oncebox.dead_letter f ON f.id = l.unit
 WHERE l.relay = %(relay)s AND l.state IN ('parked', 'held', 'queued')
 ORDER BY l.id;
 
@@ -244,6 +247,11 @@ WHERE is_read GROUP BY source, record_offset;
 DELETE FROM oncebox.dead_letter l USING unnest(%(sources)s::integer[], %(offsets)s::bigint[]) AS v(source, record_offset)
 WHERE l.relay = %(relay)s AND l.source = v.source AND l.record_offset = v.record_offset
   AND l.state IN ('skipped', 'discarded');
+
+-- name: allow_planning
+-- In this transaction the relay may have to plan for long, while the database hears nothing of it.
+SELECT set_config(name, (setting::bigint + %(more_ms)s)::text, true)
+FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout' AND setting <> '0';
 
 -- name: count_open_letters
 SELECT count(*) FROM oncebox.dead_letter WHERE relay = %(relay)s AND state IN ('parked', 'held', 'queued');

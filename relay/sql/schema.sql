@@ -96,6 +96,7 @@ CREATE TABLE oncebox.dead_letter (
     error text NOT NULL,
     state text NOT NULL CHECK (state IN ('parked', 'held', 'queued', 'replayed', 'skipped', 'discarded')),
     -- What later records are held behind it: ["record", topic, base64 of the record key] and [table, column, ...].
+    -- The first letter of a unit has those of all its records. (Before, each letter had them.)
     holds jsonb NOT NULL DEFAULT '[]',
     parked_at timestamptz NOT NULL DEFAULT now(),
     resolved_at timestamptz

@@ -127,3 +127,47 @@ def test_letters_are_read_only_when_some_have_changed(desk: Desk, monkeypatch: p
     asked.clear()
     desk.settle()
     assert asked == ["sum_of_letters"]
+
+
+@pytest.mark.parametrize("form", ["new", "old"])
+def test_a_long_transaction_is_parked_and_replayed(desk: Desk, form: str) -> None:
+    """Letters of older versions have the holds of all their unit each."""
+    count = 3_000 if form == "new" else 100
+    records = [record(at, b'{"id": %d, "state": "first"}' % at, key=b"%d" % at) for at in range(count)]
+    records[7] = record(7, b"bad", key=b"7")
+    desk.writer.write(desk.writer.prepare([Unit(records, "long", 1)]), lambda _: None)
+    if form == "old":
+        desk.other.execute(
+            "UPDATE oncebox.dead_letter l SET holds = f.holds FROM oncebox.dead_letter f WHERE f.id = l.unit"
+        )
+    else:
+        stored = (
+            "SELECT sum(jsonb_array_length(holds)), sum(length(holds::text)) < 100 * count(*) FROM oncebox.dead_letter"
+        )
+        assert desk.other.execute(stored).fetchone() == (2 * count - 1, True)
+    before = desk.writer.holds
+    desk.writer.load_holds()
+    assert desk.writer.holds == before
+    assert len(before) == 2 * count - 1
+    last = count - 1
+    desk.apply(record(count, b'{"id": %d, "state": "second"}' % last, key=b"%d" % last))
+    desk.settle()
+    assert desk.rows() == []
+    desk.other.execute("UPDATE oncebox.dead_letter SET state = 'queued' WHERE state = 'parked'")
+    desk.fix(7, b'{"id": 7, "state": "mended"}')
+    desk.settle()
+    rows = dict(desk.rows())
+    assert len(rows) == count
+    assert (rows[0], rows[7], rows[last]) == ("first", "mended", "second")
+    assert {state for _, state in desk.states()} == {"replayed"}
+    assert not desk.writer.holds
+
+
+def test_the_rest_of_a_unit_is_held_as_before_where_its_first_letter_is_settled(desk: Desk) -> None:
+    """By somebody's own SQL: the program settles whole units."""
+    unit = Unit([record(0, b"bad", key=b"0"), record(1, b'{"id": 1, "state": "a"}', key=b"1")], "id", 1)
+    desk.writer.write(desk.writer.prepare([unit]), lambda _: None)
+    before = desk.writer.holds
+    desk.other.execute("UPDATE oncebox.dead_letter SET state = 'discarded' WHERE record_offset = 0")
+    desk.writer.load_holds()
+    assert desk.writer.holds == before

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+import relay.sink
 from oncebox.wire import TopicPartition
 from relay.plan import StopError, Unit, make_plan
 from relay.queries import query
@@ -266,6 +267,19 @@ def test_foreign_keys_inside_of_a_batch_need_no_order(bench: MakeBench) -> None:
     assert made.rows("SELECT count(*) FROM items") == made.rows("SELECT count(*) FROM orders") == [(0,)]
 
 
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("bad", [b'{"id": 2, "order_id": 8}', b'{"id": 2, "order_id": 7, "size": "too long"}'])
+def test_a_row_whose_reference_comes_later_is_not_blamed_for_another(bench: MakeBench, bad: bytes, at: int) -> None:
+    ddl = f"""{ORDERS}; CREATE TABLE items
+        (id bigint PRIMARY KEY, order_id bigint NOT NULL REFERENCES orders, size varchar(3), {GUARD})"""
+    made = bench(ddl, [{"topic": "items", "table": "items", "key": ["id"]}, ORDERS_SECTION], on_error="skip")
+    units = [record(0, b'{"id": 1, "order_id": 7}', topic="items"), record(0, b'{"id": 7, "state": "a"}')]
+    units.insert(at, record(1, bad, topic="items"))
+    made.apply(*units)
+    assert made.rows("SELECT id, order_id FROM items") == [(1, 7)]
+    assert made.rows("SELECT value, state FROM oncebox.dead_letter") == [(bad, "skipped")]
+
+
 def test_a_unique_value_may_move_from_one_row_to_another(bench: MakeBench) -> None:
     made = bench(f"CREATE TABLE orders (id bigint PRIMARY KEY, state text UNIQUE, {GUARD})", [ORDERS_SECTION])
     made.apply(record(0, b'{"id": 1, "state": "x"}'))
@@ -449,4 +463,23 @@ def test_a_table_that_is_gone_is_told_also_where_nothing_is_in_memory(bench: Mak
     large = Unit((), "writer", 7, {TopicPartition("orders", 0): 0})
     plan = make_plan(made.planner, [Unit([record(0, b'{"id": 1, "state": "a"}')])], frozenset())
     with pytest.raises(RelayError, match=r'relation "public\.orders" does not exist .*: mend it and start'):
-        made.sink.apply_pieces([large], lambda: [plan], lambda *_: None)
+        made.sink.apply_pieces([large], lambda: [plan], frozenset(), lambda *_: None)
+
+
+def test_who_is_to_blame_among_many_may_take_long_to_find(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database does not end the transaction while the relay plans; afterwards it is as impatient as before."""
+    monkeypatch.setattr(relay.sink, "PLANNED_AT_ONCE", 3)
+    made = bench(f"{ORDERS}; ALTER TABLE orders ADD CHECK (state <> 'never')", [ORDERS_SECTION], on_error="skip")
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.extend(
+            made.rows("SELECT setting::int FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'")[0]
+        )
+
+    units = [Unit([record(at, b'{"id": %d, "state": "%s"}' % (at, b"a" if at else b"never"))]) for at in range(50)]
+    plan = make_plan(made.planner, units, frozenset())
+    look()
+    made.sink.apply(made.planner, units, plan, frozenset(), lambda *_: look())
+    look()
+    assert seen == [seen[0], seen[0] + 50 // relay.sink.PLANNED_PER_MS, seen[0]]

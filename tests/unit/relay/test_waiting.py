@@ -17,7 +17,7 @@ from relay.config import Limits, RelaySettings
 from relay.kafka import Topics
 from relay.mapping import RowMapper
 from relay.plan import Planner
-from relay.sink import MissingReferenceError
+from relay.splitting import MissingReferenceError
 from relay.status import Status
 from relay.transaction_mode import TransactionSession
 from relay.types import Column, RelayError, TableName, Target
@@ -39,8 +39,11 @@ TARGET = Target(
 class StubReader:
     """Hands out single records, one for each take(); number n is known from the start if n < known."""
 
-    def __init__(self, *, known: int, whole_after: int = 0) -> None:
+    def __init__(self, *, known: int, whole_after: int = 0, told_after: int = 0) -> None:
+        """`told_after`: the feed is read up to its ends when so many were taken."""
         self.known = known
+        self.told_after = told_after
+        self.ends_asked = 0
         self.taken = 0
         # How many were taken each time that it was asked whether the late one is whole.
         self.asked: list[int] = []
@@ -95,13 +98,21 @@ class StubReader:
         )
         return Position(feed={}, partitions={P: at})
 
+    async def feed_ends(self) -> dict[int, int] | None:
+        """Nobody answers at first."""
+        self.ends_asked += 1
+        return {0: 7} if self.ends_asked > 1 else None
+
+    def has_read_feed(self, ends: dict[int, int]) -> bool:
+        assert ends == {0: 7}
+        return self.taken >= self.told_after
+
     def mark(self) -> int:
+        assert self.taken >= self.told_after
         return self.known
 
     def is_pending(self, mark: int) -> bool:
         return self.taken < mark
-
-    pending_count = 1
 
 
 class StubSink:
@@ -115,6 +126,8 @@ class StubWriter:
         self.sink = StubSink()
         self.planner = Planner(mappers={"t": [(0, RowMapper(TARGET))]}, sources={}, high_offsets={}, on_error="park")
         self.attempts: list[int] = []
+        self.refuses = True
+        self.has_references = False
 
     takes_pieces = True
 
@@ -126,7 +139,7 @@ class StubWriter:
     def write(self, prepared: Sequence[Any], save: Callable[[Any], None]) -> None:
         del save
         self.attempts.append(len(prepared))
-        if self.sink.waits_for_references:
+        if self.refuses and self.sink.waits_for_references:
             raise MissingReferenceError("t partition 0 offset 1")
 
 
@@ -179,6 +192,47 @@ async def test_a_reference_is_waited_for_in_what_was_known() -> None:
     assert len(writer.attempts) < 10, "not one attempt for each that came"
     assert batch.newest == {("t", 0): 1100}
     assert not writer.sink.waits_for_references
+
+
+async def test_a_reference_is_judged_only_after_the_feeds_ends() -> None:
+    """What it refers to may be told of in a partition of the feed that has not been read so far."""
+    made, writer = session()
+    reader = StubReader(known=0, told_after=50)
+    batch = batch_of(reader)
+    assert await made._write_with_references(batch, *made._prepare(batch))
+    assert writer.attempts[-1] >= 50
+    assert reader.ends_asked == 2, "until they are known"
+
+
+async def test_a_reference_may_be_waited_for_where_no_commit_is_known_to_be_pending() -> None:
+    made, writer = session()
+    reader: Any = StubReader(known=0)
+    reader.pending_count = 0
+    careful: list[Batch] = []
+
+    async def write_with_references(batch: Batch, *_: object) -> bool:
+        careful.append(batch)
+        return False
+
+    stubs: Any = made
+    stubs._look = lambda: False
+    stubs._write_position = lambda _: None
+    stubs._write_with_references = write_with_references
+    writer.has_references = True
+    async with asyncio.timeout(10):
+        await made._work(reader)
+    assert len(careful) == 1
+    assert not writer.attempts
+
+
+async def test_the_feeds_ends_are_asked_for_only_where_a_reference_is_missing() -> None:
+    made, writer = session()
+    writer.refuses = False
+    reader = StubReader(known=0)
+    batch = batch_of(reader)
+    assert await made._write_with_references(batch, *made._prepare(batch))
+    assert writer.attempts == [1]
+    assert not reader.ends_asked
 
 
 async def test_a_reference_is_not_waited_for_beyond_the_memory_there_is() -> None:

@@ -1,0 +1,32 @@
+"""How long a row waits for another one that it refers to, in transaction mode: for all commits of that time.
+
+Which these are is not known before the feed has been read as far as it went when the row was met: until then what the
+row refers to may stand in a part of the feed that is read late.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncebox.reader import TransactionReader
+
+
+class Coming:
+    """To be made when the row is met."""
+
+    def __init__(self, reader: TransactionReader) -> None:
+        self._reader = reader
+        self._ends: Mapping[int, int] | None = None
+        self._mark: int | None = None
+
+    async def is_open(self) -> bool:
+        """Whether a commit of that time is not handed out, as far as is known."""
+        if self._mark is None:
+            self._ends = self._ends or await self._reader.feed_ends()
+            if self._ends is None or not self._reader.has_read_feed(self._ends):
+                return True
+            self._mark = self._reader.mark()
+        return self._reader.is_pending(self._mark)
