@@ -44,6 +44,10 @@ SELECT t.name FROM unnest(%(tables)s::text[]) AS t(name) JOIN pg_class c ON c.oi
 WHERE c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active(c.oid)
   AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attidentity = 'a');
 
+-- name: type_names
+SELECT format_type(t.id, t.modifier)
+FROM unnest(%(ids)s::oid[], %(modifiers)s::integer[]) WITH ORDINALITY AS t(id, modifier, n) ORDER BY t.n;
+
 -- name: table_ids
 SELECT t.name::regclass::oid::int8 FROM unnest(%(tables)s::text[]) WITH ORDINALITY AS t(name, n) ORDER BY t.n;
 
