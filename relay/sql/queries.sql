@@ -13,6 +13,9 @@ ON CONFLICT (component) DO UPDATE SET version = EXCLUDED.version, applied_at = n
 -- name: upgrade_to_2
 ALTER TABLE oncebox.tombstone ADD COLUMN ordering bigint;
 
+-- name: upgrade_to_3
+ALTER TABLE oncebox.feed_position ADD COLUMN topics text[];
+
 -- name: describe_table
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity <> '' OR a.attgenerated <> ''
 FROM pg_attribute a
@@ -182,10 +185,10 @@ SET next_offset = EXCLUDED.next_offset, applied_beyond = EXCLUDED.applied_beyond
 WHERE p.fence = EXCLUDED.fence AND p.next_offset <= EXCLUDED.next_offset;
 
 -- name: save_feed
-INSERT INTO oncebox.feed_position AS p (relay, partition, next_offset, fence)
-SELECT %(relay)s, v.partition, v.next, %(fence)s
+INSERT INTO oncebox.feed_position AS p (relay, partition, next_offset, fence, topics)
+SELECT %(relay)s, v.partition, v.next, %(fence)s, %(topics)s::text[]
 FROM unnest(%(partitions)s::integer[], %(nexts)s::bigint[]) AS v(partition, next)
-ON CONFLICT (relay, partition) DO UPDATE SET next_offset = EXCLUDED.next_offset
+ON CONFLICT (relay, partition) DO UPDATE SET next_offset = EXCLUDED.next_offset, topics = EXCLUDED.topics
 WHERE p.fence = EXCLUDED.fence AND p.next_offset <= EXCLUDED.next_offset;
 
 -- name: feed_positions
@@ -304,6 +307,12 @@ UPDATE oncebox.relay SET fence = fence + 1, owner = NULL WHERE relay = %(relay)s
 
 -- name: forget_feed
 DELETE FROM oncebox.feed_position WHERE relay = %(relay)s;
+
+-- name: forget_feed_of_fewer
+-- Where it has moved on without one of these topics.
+DELETE FROM oncebox.feed_position WHERE relay = %(relay)s AND EXISTS (
+    SELECT FROM oncebox.feed_position p WHERE p.relay = %(relay)s AND NOT p.topics @> %(topics)s::text[]
+);
 
 -- name: await_reconciliation
 -- One that is just storing its mark has done so, or sees the fence that we raise.

@@ -6,7 +6,7 @@ import asyncio
 import json
 import uuid
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer as StockProducer
@@ -163,6 +163,45 @@ async def test_of_a_transaction_that_was_passed_over_no_half_is_applied(
         assert relays.rows(both) == [(["0", "1", "2"], ["0", "1", "2"])]
 
     await asyncio.to_thread(check)
+
+
+async def test_a_topic_that_was_taken_out_for_a_while_keeps_its_transactions_whole(
+    shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays
+) -> None:
+    one = shared_coordinator
+    names = [new_topic(), new_topic(partitions=2)]
+    sections: list[dict[str, Any]] = []
+    for topic, table in zip(names, ("kept", "taken"), strict=True):
+        relays.run(f"CREATE TABLE {table} (id bigint PRIMARY KEY, {GUARD})")
+        sections.append({"topic": topic, "table": table, "key": ["id"]})
+
+    async def commit(first: int, after: int) -> None:
+        async with Producer(
+            one.bootstrap_servers, one.addresses[0], transactional_id=f"out-{uuid.uuid4().hex[:6]}"
+        ) as mine:
+            for number in range(first, after):
+                async with mine.transaction() as transaction:
+                    await transaction.send(names[0], b'{"id": %d}' % number, partition=0)
+                    for partition in range(2):
+                        value = b'{"id": %d}' % (2 * number + partition)
+                        await transaction.send(names[1], value, partition=partition)
+
+    async def run(tables: list[dict[str, Any]], kept: int, taken: int) -> None:
+        # Each record by itself, unless it belongs to more.
+        limits = {"batch_rows": 1}
+        relays.configure(tables, mode="transaction", feed_topic=one.feed_topic, limits=limits)
+        running = await asyncio.to_thread(relays.start)
+        counts = "SELECT (SELECT count(*) FROM kept), (SELECT count(*) FROM taken)"
+        await asyncio.to_thread(relays.wait_for, counts, [(kept, taken)])
+        await asyncio.to_thread(running.stop)
+
+    await commit(0, 1)
+    await run(sections, 1, 2)
+    await commit(1, 6)
+    await run(sections[:1], 6, 2)
+    await run(sections, 6, 12)
+    halves = "SELECT id / 2 FROM taken GROUP BY 1 HAVING count(DISTINCT xmin::text) > 1"
+    assert relays.rows(halves) == []
 
 
 def test_tables_that_a_foreign_key_joins_are_rebuilt_together(

@@ -84,6 +84,26 @@ def test_where_a_relay_begins(kafka: LocalKafka, new_topic: TopicFactory, databa
         start("f", {topic: {0: 7}})
 
 
+def test_the_feed_is_read_again_where_it_was_read_without_a_topic(
+    kafka: LocalKafka, new_topic: TopicFactory, database: str
+) -> None:
+    topic = new_topic()
+    settings = settings_of(database, kafka.bootstrap_servers, topic)
+
+    def left(*topics: list[str] | None) -> int:
+        with connect(settings, "test") as connection:
+            for partition, each in enumerate(topics):
+                connection.execute("INSERT INTO oncebox.feed_position VALUES ('test', %s, 5, 0, %s)", [partition, each])
+            begun(settings)
+            return connection.execute("DELETE FROM oncebox.feed_position").rowcount
+
+    begun(settings)
+    assert left([topic], [topic, "another"]) == 2
+    assert left([topic], ["another"]) == 0, "all of it"
+    assert left(None, None) == 2, "of before version 3"
+    assert left(None, ["another"]) == 0
+
+
 @pytest.mark.parametrize("mode", ["partition", "transaction"])
 def test_what_an_added_partition_waits_for(
     kafka: LocalKafka, new_topic: TopicFactory, database: str, mode: str
