@@ -322,6 +322,9 @@ SELECT pg_advisory_xact_lock(hashtext('oncebox reconcile'));
 -- Of the reconciliation's, if it has ever run.
 DELETE FROM oncebox.reconciliation_verified WHERE relay = %(relay)s;
 
+-- name: hold_letters
+SELECT FROM oncebox.dead_letter WHERE relay = %(relay)s AND state IN ('parked', 'held', 'queued') ORDER BY id FOR UPDATE;
+
 -- name: forget_topics
 -- Positions of other incarnations, letters that nobody can replay any more, and those of which all is read again. (A
 -- transaction that wrote other topics too stays parked: its letters have all of it.)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from confluent_kafka import Producer as StockProducer
 from confluent_kafka import TopicPartition
@@ -259,6 +261,51 @@ def test_where_retention_was_faster_it_says_how_to_go_on(
         with pytest.raises(RelayError, match="would double rows"):
             asked.rewind(topic, to=EARLIEST, partition=0)
     assert relays.rows("SELECT count(*), count(DISTINCT id), max(id) FROM log") == whole
+
+
+INSERT = "INSERT INTO orders (id) VALUES (99)"
+SAVE = ("UPDATE oncebox.relay SET commits = commits + 1", "UPDATE oncebox.position SET updated_at = now()")
+
+
+@pytest.mark.parametrize(
+    ("how", "steps"),
+    [
+        ("rewind", SAVE),
+        ("rebuild", (INSERT, *SAVE)),
+        ("rebuild", ("SELECT FROM oncebox.dead_letter FOR UPDATE", INSERT, *SAVE)),
+    ],
+    ids=["rewind", "rebuild", "rebuild-while-letters-are-replayed"],
+)
+def test_going_back_and_a_commit_never_wait_for_each_other(
+    kafka: LocalKafka, new_topic: TopicFactory, relays: Relays, how: str, steps: tuple[str, ...]
+) -> None:
+    """`steps`: what the relay locks, in its order. It has come as far as the first one."""
+    topic = new_topic()
+    relays.run(ORDERS)
+    relays.configure([{"topic": topic, "table": "orders", "key": ["id"]}], on_error="park")
+    send(kafka, topic, range(10), 1)
+    bad = StockProducer({"bootstrap.servers": kafka.bootstrap_servers})
+    bad.produce(topic, b"{", partition=0)
+    bad.flush(30)
+    running = relays.start()
+    position = "SELECT next_offset FROM oncebox.position"
+    relays.wait_for(position, [(11,)])
+    running.stop()
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE '%control'"
+    )
+    with control(relays) as asked, psycopg.connect(relays.dsn) as writer, ThreadPoolExecutor() as pool:
+        # Were there a deadlock, the other would have to find it.
+        writer.execute("SET deadlock_timeout = '60s'")
+        writer.execute(steps[0])
+        back = pool.submit(asked.rebuild, topic) if how == "rebuild" else pool.submit(asked.rewind, topic, to=0)
+        relays.wait_for(waiting, [(1,)])
+        for step in steps[1:]:
+            writer.execute(step)
+        writer.commit()
+        assert back.result(30) == {(topic, 0): 0}
+    assert relays.rows(position) == [(0,)]
+    assert relays.rows("SELECT count(*) FROM orders") == [(0 if how == "rebuild" else 10,)]
 
 
 def test_a_rewind_to_a_time(kafka: LocalKafka, new_topic: TopicFactory, relays: Relays) -> None:
