@@ -26,6 +26,7 @@ from relay.types import Format, InsertMode, TableName, TimeUnit
 
 IDENTIFIER_BYTES = 63
 GUARD_COLUMNS = ("oncebox_source", "oncebox_offset")
+GUARD_TYPES = ("integer", "bigint")
 ORDERING_COLUMN = "oncebox_ordering"
 TEMPLATE = "{topic}"
 
@@ -125,7 +126,7 @@ class TableSection(Section):
     @property
     def own_columns(self) -> dict[str, str]:
         """The relay's own in the table, with their types."""
-        own = dict(zip(GUARD_COLUMNS, ("integer", "bigint"), strict=True)) if self.guard else {}
+        own = dict(zip(GUARD_COLUMNS, GUARD_TYPES, strict=True)) if self.guard else {}
         return own if self.ordering is None else own | {ORDERING_COLUMN: "bigint"}
 
     def target(self) -> TableName:

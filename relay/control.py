@@ -145,9 +145,11 @@ class Control:
                     f"{place[0]} partition {place[1]} has offsets from {firsts[place]} to {ends[place]}, not {offset}"
                 )
         with self.connection.transaction():
+            # As the relay does: its row, then positions, then the feed. So none waits for the other in a circle.
+            self._fence()
             self._move(list(found.ids.values()), targets)
             self._forget_verified()
-            self._fence()
+            self._forget_feed()
         return targets
 
     def rebuild(self, *topics: str) -> dict[Place, int]:
@@ -160,16 +162,20 @@ class Control:
         found = self._admin.topics(names)
         targets = self._admin.offsets(found.partitions, EARLIEST)
         with self.connection.transaction():
+            # As the relay does: letters that it replays, tables, its row, positions, the feed. What it is about to
+            # commit is there then, and is undone with the rest.
+            self.connection.execute(query("hold_letters"), self._relay)
+            self._empty(tables)
+            self._fence()
             known = {"topics": names, "topic_ids": list(found.ids.values())}
             self.connection.execute(query("forget_topics"), self._relay | known)
             # A partition that nobody has seen yet waits for the others as one that a running relay finds.
             sources = begin(self.connection, self._settings, self._admin, found, start="earliest")
-            for place, offset in targets.items():
-                given = {"source": sources[place], "offset": offset}
+            for source, offset in sorted((sources[place], offset) for place, offset in targets.items()):
+                given = {"source": source, "offset": offset}
                 self.connection.execute(query("reset_position"), self._relay | given)
-            self._empty(tables)
             self._forget_verified()
-            self._fence()
+            self._forget_feed()
         return targets
 
     def _empty(self, tables: Sequence[TableName]) -> None:
@@ -233,8 +239,11 @@ class Control:
                 )
 
     def _fence(self) -> None:
-        """Transaction mode: the active process starts anew, and reads the feed from its begin."""
+        """Transaction mode: the active process starts anew."""
         self.connection.execute(query("fence_relay"), self._relay)
+
+    def _forget_feed(self) -> None:
+        """Transaction mode: the feed is read from its begin."""
         self.connection.execute(query("forget_feed"), self._relay)
 
     def _forget_verified(self) -> None:

@@ -98,10 +98,11 @@ class PartitionSession:
         }
         self._consumer = Consumer(config, logger=log)
         try:
+            # Before partitions come: nothing is read of them where somebody has paused the relay.
+            self._status.turn("PAUSED" if self._is_paused() else "RUNNING")
             self._consumer.subscribe(
                 settings.topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._were_lost
             )
-            self._status.turn("RUNNING")
             while not self._stop.is_set():
                 self._step()
             self._drop()
@@ -242,21 +243,25 @@ class PartitionSession:
             self._looked_at = time.monotonic()
             self._look()
 
+    def _is_paused(self) -> bool:
+        row = self._writer.connection.execute(query("is_paused"), {"relay": self._settings.name}).fetchone()
+        return row is not None and bool(row[0])
+
     def _look(self) -> None:
-        """Pause and resume, letters to settle, partitions that wait. The writer is idle."""
-        relay = {"relay": self._settings.name}
+        """Pause and resume, partitions that wait, letters to settle. The writer is idle."""
         connection = self._writer.connection
         self._own.check(connection)
-        row = connection.execute(query("is_paused"), relay).fetchone()
-        is_paused = row is not None and row[0]
+        is_paused = self._is_paused()
         if is_paused != (self._status.state == "PAUSED"):
             self._status.turn("PAUSED" if is_paused else "RUNNING")
-        self._writer.settle({held.source for held in self._own.held.values()}, self._own.bind)
         waits = {held.source: held.waits_for for held in self._own.held.values() if held.waits_for}
         over = freed(connection, self._settings.name, waits)
         for held in self._own.held.values():
             if held.source in over:
                 held.waits_for = {}
+        if not is_paused:
+            # After that: what others have parked of those before has to be known when a partition waits no longer.
+            self._writer.settle({held.source for held in self._own.held.values()}, self._own.bind)
         waiting = {place for place, held in self._own.held.items() if held.waits_for}
         self._hold_back(set(self._own.held) if is_paused else waiting)
         if time.monotonic() > self._pruned_at + PRUNE_S:

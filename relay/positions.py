@@ -48,6 +48,8 @@ def begin(
         rows = connection.execute(
             query("positions"), {"relay": settings.name, "topic_ids": list(topics.ids.values())}
         ).fetchall()
+        # A topic that was taken out for a while has its positions still, but its commits were passed over in the feed.
+        connection.execute(query("forget_feed_of_fewer"), {"relay": settings.name, "topics": settings.topics})
         known = {(row[0], row[1]) for row in rows}
         new = [place for place in topics.partitions if place not in known]
         for topic in dict.fromkeys(topic for topic, _ in new):

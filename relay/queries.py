@@ -9,7 +9,7 @@ from typing import LiteralString
 
 FOLDER = Path(__file__).with_name("sql")
 NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @cache

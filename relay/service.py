@@ -20,7 +20,7 @@ from relay.partition_mode import PartitionSession
 from relay.schema_changes import change_table
 from relay.status import Status
 from relay.transaction_mode import TransactionSession
-from relay.types import FencedError, RelayError, SchemaChangeError
+from relay.types import FencedError, RelayError, SchemaChangeError, TableChangedError
 
 if TYPE_CHECKING:
     from relay.config import RelaySettings
@@ -62,7 +62,7 @@ class Relay:
                     made, change = str(change), None
                 await self._session()
                 continue
-            except FencedError as error:
+            except (FencedError, TableChangedError) as error:
                 log.warning("%s", error)
                 self.status.turn("WAITING", str(error))
             except SchemaChangeError as asked:

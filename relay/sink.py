@@ -13,16 +13,19 @@ import psycopg
 from psycopg.errors import UniqueViolation
 from psycopg.pq import TransactionStatus
 
+from relay.config import GUARD_TYPES
 from relay.database import RETRY_AT_ONCE, Connection, headers_json, is_data_error, is_gone, told
 from relay.encoding import COPY_HEADER, COPY_TRAILER, storable, time_of
 from relay.plan import Hold, Plan, Planner, Round, StopError, Unit, where_of
 from relay.queries import query
 from relay.splitting import Split
 from relay.statements import Statements, statements
-from relay.types import RelayError
+from relay.types import RelayError, TableChangedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from psycopg import sql
 
     from relay.plan import Letter, Stage
     from relay.types import Target
@@ -76,10 +79,12 @@ class Sink:
         tables = [str(target.table) for target in targets]
         self._has_deferrable = connection.execute(query("has_deferrable"), {"tables": tables}).fetchone() == (True,)
         plain = {name for (name,) in connection.execute(query("plain_tables"), {"tables": tables})}
-        self._guesses = [
-            _Guess(is_possible=each.copy_new is not None and table in plain)
-            for table, each in zip(tables, self._statements, strict=True)
+        # As PostgreSQL numbers them: COPY has to send what the columns are, not what they were.
+        self._types = [
+            self._known_types(target, each) if each.copy_new is not None and table in plain else None
+            for table, target, each in zip(tables, targets, self._statements, strict=True)
         ]
+        self._guesses = [_Guess(is_possible=types is not None) for types in self._types]
         for each in self._statements:
             connection.execute(each.create_up)
             if each.create_down is not None:
@@ -224,14 +229,31 @@ class Sink:
             return False
         try:
             with self._connection.transaction():
-                if each.expect_unique is not None:
-                    self._connection.execute(each.expect_unique)
+                if self._types_told(each.before_copy) != self._types[at]:
+                    table = self._targets[at].table
+                    raise TableChangedError(f"{table} was altered: begins anew with its columns as they are")
                 self._copy(each.copy_new, stage.rows or [row for _, _, row, _ in stage.last.values()])
         except UniqueViolation:
             guess.was(right=False)
             return False
         guess.was(right=True)
         return True
+
+    def _types_told(self, statement: sql.Composed) -> list[tuple[int, int]]:
+        # (Prepared, it would fail where a type has changed.)
+        cursor = self._connection.execute(statement, prepare=False)
+        while cursor.nextset():
+            pass
+        told = cursor.pgresult
+        return [] if told is None else [(told.ftype(at), told.fmod(at)) for at in range(told.nfields)]
+
+    def _known_types(self, target: Target, each: Statements) -> list[tuple[int, int]] | None:
+        """None: they are not what rows are made for."""
+        found = self._types_told(each.types)
+        values = {"ids": [number for number, _ in found], "modifiers": [modifier for _, modifier in found]}
+        names = [name for (name,) in self._connection.execute(query("type_names"), values)]
+        guard = GUARD_TYPES if target.guard else ()
+        return found if names == [*(column.type for column in target.columns), *guard] else None
 
     def _stage(self, stage: Stage, each: Statements) -> int:
         """How many rows are to be upserted."""

@@ -30,9 +30,12 @@ class Statements:
     create_down: sql.Composed | None
     copy_up: sql.Composed
     copy_down: sql.Composed | None
-    # Straight into the target, where nothing has to be cast on the way; and what must hold then: the key is unique.
+    # Straight into the target, where nothing has to be cast on the way.
     copy_new: sql.Composed | None
-    expect_unique: sql.Composed | None
+    # What it takes for granted: asked first, and kept as it is until the commit. Its last result has no rows, only
+    # the columns that are filled, with their types; `types` tells those alone.
+    before_copy: sql.Composed
+    types: sql.Composed
     # Rows that are new, or newer than what the same source wrote.
     upsert: sql.Composed
     # With the guard: what of them belongs to other sources; then the rows are taken over.
@@ -132,11 +135,21 @@ class _Maker:
             return None
         return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(self.table, _comma(list(self.written())))
 
-    def expect_unique(self) -> sql.Composed:
-        """Fails as the upsert would, were the constraint gone that keeps rows from coming twice; and keeps it there."""
-        return sql.SQL(
-            "EXPLAIN INSERT INTO {0} ({1}) SELECT {1} FROM {0} WHERE false ON CONFLICT ({1}) DO NOTHING"
-        ).format(self.table, _comma(list(self.keys)))
+    def types(self) -> sql.Composed:
+        """Of the table as it is now, whatever the transaction's snapshot is, and without the right to read it."""
+        columns = [sql.SQL("(NULL::{}).{}").format(self.table, name) for name in self.written()]
+        return sql.SQL("SELECT {} LIMIT 0").format(_comma(list(columns)))
+
+    def before_copy(self) -> sql.Composed:
+        """With a key it fails as the upsert would, were the constraint gone that keeps rows from coming twice. Both
+        ways lock the table as COPY does: from then on nobody alters it.
+        """
+        lock = sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(self.table)
+        if self.target.insert_mode == "upsert":
+            lock = sql.SQL(
+                "EXPLAIN INSERT INTO {0} ({1}) SELECT {1} FROM {0} WHERE false ON CONFLICT ({1}) DO NOTHING"
+            ).format(self.table, _comma(list(self.keys)))
+        return sql.SQL("{}; {}").format(lock, self.types())
 
     def upsert(self, where: str | None) -> sql.Composed:
         columns = self.written()
@@ -213,7 +226,8 @@ def statements(target: Target, number: int) -> Statements:
         copy_up=sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(make.up),
         copy_down=sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(make.down) if with_keys else None,
         copy_new=make.copy_new(),
-        expect_unique=make.expect_unique() if with_keys else None,
+        before_copy=make.before_copy(),
+        types=make.types(),
         upsert=make.upsert(newer if target.guard else None),
         remember_taken=make.remember_taken(make.up, make.up_keys) if takes_over else None,
         take_over=make.upsert("t.oncebox_source <> EXCLUDED.oncebox_source") if takes_over else None,

@@ -353,7 +353,7 @@ class TransactionSession:
         }
         feed = {index: at for index, at in position.feed.items() if self._saved.feed.get(index) != at}
         saved = connection.execute(query("save_positions"), values).rowcount if changed else 0
-        fed = {"partitions": list(feed), "nexts": list(feed.values())}
+        fed = {"partitions": list(feed), "nexts": list(feed.values()), "topics": self._settings.topics}
         saved += connection.execute(query("save_feed"), mine | fed).rowcount if feed else 0
         if saved != len(changed) + len(feed):
             self._raise_fenced(connection)

@@ -20,6 +20,10 @@ class FencedError(RelayError):
     """Somebody else has taken over what this process was about to commit. Nothing was."""
 
 
+class TableChangedError(RelayError):
+    """A column has another type than when the session began. Nothing was written; the next one knows it."""
+
+
 class BadRecordError(Exception):
     """A record that cannot become rows, whatever the database says."""
 

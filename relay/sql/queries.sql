@@ -13,6 +13,9 @@ ON CONFLICT (component) DO UPDATE SET version = EXCLUDED.version, applied_at = n
 -- name: upgrade_to_2
 ALTER TABLE oncebox.tombstone ADD COLUMN ordering bigint;
 
+-- name: upgrade_to_3
+ALTER TABLE oncebox.feed_position ADD COLUMN topics text[];
+
 -- name: describe_table
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity <> '' OR a.attgenerated <> ''
 FROM pg_attribute a
@@ -43,6 +46,10 @@ SELECT EXISTS (SELECT FROM pg_constraint c
 SELECT t.name FROM unnest(%(tables)s::text[]) AS t(name) JOIN pg_class c ON c.oid = t.name::regclass
 WHERE c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active(c.oid)
   AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attidentity = 'a');
+
+-- name: type_names
+SELECT format_type(t.id, t.modifier)
+FROM unnest(%(ids)s::oid[], %(modifiers)s::integer[]) WITH ORDINALITY AS t(id, modifier, n) ORDER BY t.n;
 
 -- name: table_ids
 SELECT t.name::regclass::oid::int8 FROM unnest(%(tables)s::text[]) WITH ORDINALITY AS t(name, n) ORDER BY t.n;
@@ -178,10 +185,10 @@ SET next_offset = EXCLUDED.next_offset, applied_beyond = EXCLUDED.applied_beyond
 WHERE p.fence = EXCLUDED.fence AND p.next_offset <= EXCLUDED.next_offset;
 
 -- name: save_feed
-INSERT INTO oncebox.feed_position AS p (relay, partition, next_offset, fence)
-SELECT %(relay)s, v.partition, v.next, %(fence)s
+INSERT INTO oncebox.feed_position AS p (relay, partition, next_offset, fence, topics)
+SELECT %(relay)s, v.partition, v.next, %(fence)s, %(topics)s::text[]
 FROM unnest(%(partitions)s::integer[], %(nexts)s::bigint[]) AS v(partition, next)
-ON CONFLICT (relay, partition) DO UPDATE SET next_offset = EXCLUDED.next_offset
+ON CONFLICT (relay, partition) DO UPDATE SET next_offset = EXCLUDED.next_offset, topics = EXCLUDED.topics
 WHERE p.fence = EXCLUDED.fence AND p.next_offset <= EXCLUDED.next_offset;
 
 -- name: feed_positions
@@ -309,6 +316,12 @@ UPDATE oncebox.relay SET fence = fence + 1, owner = NULL WHERE relay = %(relay)s
 -- name: forget_feed
 DELETE FROM oncebox.feed_position WHERE relay = %(relay)s;
 
+-- name: forget_feed_of_fewer
+-- Where it has moved on without one of these topics.
+DELETE FROM oncebox.feed_position WHERE relay = %(relay)s AND EXISTS (
+    SELECT FROM oncebox.feed_position p WHERE p.relay = %(relay)s AND NOT p.topics @> %(topics)s::text[]
+);
+
 -- name: await_reconciliation
 -- One that is just storing its mark has done so, or sees the fence that we raise.
 SELECT pg_advisory_xact_lock(hashtext('oncebox reconcile'));
@@ -316,6 +329,9 @@ SELECT pg_advisory_xact_lock(hashtext('oncebox reconcile'));
 -- name: forget_verified
 -- Of the reconciliation's, if it has ever run.
 DELETE FROM oncebox.reconciliation_verified WHERE relay = %(relay)s;
+
+-- name: hold_letters
+SELECT FROM oncebox.dead_letter WHERE relay = %(relay)s AND state IN ('parked', 'held', 'queued') ORDER BY id FOR UPDATE;
 
 -- name: forget_topics
 -- Positions of other incarnations, letters that nobody can replay any more, and those of which all is read again. (A

@@ -1,4 +1,4 @@
--- The relay's own tables, version 2. Everything here changes in the same database transaction as the rows it tells of.
+-- The relay's own tables, version 3. Everything here changes in the same database transaction as the rows it tells of.
 -- Readers (reconciliation, status, repair) may rely on every name and comment; a change is a new version.
 
 CREATE SCHEMA IF NOT EXISTS oncebox;
@@ -70,6 +70,8 @@ CREATE TABLE oncebox.feed_position (
     partition integer NOT NULL,
     next_offset bigint NOT NULL,
     fence bigint NOT NULL DEFAULT 0,
+    -- Of which the commits below are applied: of others they were passed over. Null: not known, from before version 3.
+    topics text[],
     PRIMARY KEY (relay, partition)
 );
 

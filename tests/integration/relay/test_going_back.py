@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from confluent_kafka import Producer as StockProducer
 from confluent_kafka import TopicPartition
@@ -165,6 +167,45 @@ async def test_of_a_transaction_that_was_passed_over_no_half_is_applied(
     await asyncio.to_thread(check)
 
 
+async def test_a_topic_that_was_taken_out_for_a_while_keeps_its_transactions_whole(
+    shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays
+) -> None:
+    one = shared_coordinator
+    names = [new_topic(), new_topic(partitions=2)]
+    sections: list[dict[str, Any]] = []
+    for topic, table in zip(names, ("kept", "taken"), strict=True):
+        relays.run(f"CREATE TABLE {table} (id bigint PRIMARY KEY, {GUARD})")
+        sections.append({"topic": topic, "table": table, "key": ["id"]})
+
+    async def commit(first: int, after: int) -> None:
+        async with Producer(
+            one.bootstrap_servers, one.addresses[0], transactional_id=f"out-{uuid.uuid4().hex[:6]}"
+        ) as mine:
+            for number in range(first, after):
+                async with mine.transaction() as transaction:
+                    await transaction.send(names[0], b'{"id": %d}' % number, partition=0)
+                    for partition in range(2):
+                        value = b'{"id": %d}' % (2 * number + partition)
+                        await transaction.send(names[1], value, partition=partition)
+
+    async def run(tables: list[dict[str, Any]], kept: int, taken: int) -> None:
+        # Each record by itself, unless it belongs to more.
+        limits = {"batch_rows": 1}
+        relays.configure(tables, mode="transaction", feed_topic=one.feed_topic, limits=limits)
+        running = await asyncio.to_thread(relays.start)
+        counts = "SELECT (SELECT count(*) FROM kept), (SELECT count(*) FROM taken)"
+        await asyncio.to_thread(relays.wait_for, counts, [(kept, taken)])
+        await asyncio.to_thread(running.stop)
+
+    await commit(0, 1)
+    await run(sections, 1, 2)
+    await commit(1, 6)
+    await run(sections[:1], 6, 2)
+    await run(sections, 6, 12)
+    halves = "SELECT id / 2 FROM taken GROUP BY 1 HAVING count(DISTINCT xmin::text) > 1"
+    assert relays.rows(halves) == []
+
+
 def test_tables_that_a_foreign_key_joins_are_rebuilt_together(
     shared_coordinator: Coordinators, kafka: LocalKafka, new_topic: TopicFactory, relays: Relays
 ) -> None:
@@ -220,6 +261,51 @@ def test_where_retention_was_faster_it_says_how_to_go_on(
         with pytest.raises(RelayError, match="would double rows"):
             asked.rewind(topic, to=EARLIEST, partition=0)
     assert relays.rows("SELECT count(*), count(DISTINCT id), max(id) FROM log") == whole
+
+
+INSERT = "INSERT INTO orders (id) VALUES (99)"
+SAVE = ("UPDATE oncebox.relay SET commits = commits + 1", "UPDATE oncebox.position SET updated_at = now()")
+
+
+@pytest.mark.parametrize(
+    ("how", "steps"),
+    [
+        ("rewind", SAVE),
+        ("rebuild", (INSERT, *SAVE)),
+        ("rebuild", ("SELECT FROM oncebox.dead_letter FOR UPDATE", INSERT, *SAVE)),
+    ],
+    ids=["rewind", "rebuild", "rebuild-while-letters-are-replayed"],
+)
+def test_going_back_and_a_commit_never_wait_for_each_other(
+    kafka: LocalKafka, new_topic: TopicFactory, relays: Relays, how: str, steps: tuple[str, ...]
+) -> None:
+    """`steps`: what the relay locks, in its order. It has come as far as the first one."""
+    topic = new_topic()
+    relays.run(ORDERS)
+    relays.configure([{"topic": topic, "table": "orders", "key": ["id"]}], on_error="park")
+    send(kafka, topic, range(10), 1)
+    bad = StockProducer({"bootstrap.servers": kafka.bootstrap_servers})
+    bad.produce(topic, b"{", partition=0)
+    bad.flush(30)
+    running = relays.start()
+    position = "SELECT next_offset FROM oncebox.position"
+    relays.wait_for(position, [(11,)])
+    running.stop()
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE '%control'"
+    )
+    with control(relays) as asked, psycopg.connect(relays.dsn) as writer, ThreadPoolExecutor() as pool:
+        # Were there a deadlock, the other would have to find it.
+        writer.execute("SET deadlock_timeout = '60s'")
+        writer.execute(steps[0])
+        back = pool.submit(asked.rebuild, topic) if how == "rebuild" else pool.submit(asked.rewind, topic, to=0)
+        relays.wait_for(waiting, [(1,)])
+        for step in steps[1:]:
+            writer.execute(step)
+        writer.commit()
+        assert back.result(30) == {(topic, 0): 0}
+    assert relays.rows(position) == [(0,)]
+    assert relays.rows("SELECT count(*) FROM orders") == [(0 if how == "rebuild" else 10,)]
 
 
 def test_a_rewind_to_a_time(kafka: LocalKafka, new_topic: TopicFactory, relays: Relays) -> None:

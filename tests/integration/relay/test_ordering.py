@@ -181,11 +181,14 @@ def test_what_cannot_be_ordered_is_refused(bench: Callable[..., Bench]) -> None:
 def test_tables_of_before_are_brought_up_to_date(bench: Callable[..., Bench]) -> None:
     made = bench(TABLE, sections("orders"))
     made.connection.execute("ALTER TABLE oncebox.tombstone DROP COLUMN ordering")
+    made.connection.execute("ALTER TABLE oncebox.feed_position DROP COLUMN topics")
+    made.connection.execute("INSERT INTO oncebox.feed_position VALUES ('test', 0, 5)")
     made.connection.execute("UPDATE oncebox.schema_version SET version = 1 WHERE component = 'relay'")
     again = bench("SELECT 1", sections("orders"))
     again.apply(record("orders", 0, 0, 1, 7, is_delete=True))
     remembered = [(made.sources["orders", 0], 0, 7)]
     assert made.rows("SELECT source, record_offset, ordering FROM oncebox.tombstone") == remembered
+    assert made.rows("SELECT next_offset, topics FROM oncebox.feed_position") == [(5, None)]
 
 
 # --- two topics, end to end -----------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
@@ -14,11 +16,15 @@ from confluent_kafka import Producer
 from oncebox.settings import load
 from relay import partition_mode
 from relay.config import RelaySettings
+from relay.control import Control
 from relay.partition_mode import PartitionSession
+from relay.service import Relay
 from relay.status import Status
 from tests.support.relay import GUARD, Relays, call
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from oncebox.local import LocalKafka
     from tests.support.coordinator import Coordinators
     from tests.support.kafka import TopicFactory
@@ -189,6 +195,66 @@ def test_it_is_paused_though_the_database_is_slower_than_the_topic(
     relays.run("DROP TRIGGER slow ON orders")
     call(relay, "Resume")
     relays.wait_for("SELECT count(*) FROM orders", [(sent,)])
+
+
+async def test_who_is_paused_applies_nothing_however_often_it_begins_anew(
+    kafka: LocalKafka, new_topic: TopicFactory, relays: Relays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    look = PartitionSession._look
+
+    def counted(self: PartitionSession) -> None:
+        nonlocal looks
+        look(self)
+        looks += bool(self._own.held)
+
+    monkeypatch.setattr(PartitionSession, "_look", counted)
+    monkeypatch.setattr(partition_mode, "LOOK_S", 0.1)
+    topic = new_topic()
+    relays.run(ORDERS)
+    relays.configure([{"topic": topic, "table": "orders", "key": ["id"]}], on_error="park")
+    settings = load(RelaySettings, file=relays.config)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer.produce(topic, b"{", key=b"1")
+    producer.flush(30)
+    position = "SELECT next_offset FROM oncebox.position"
+    letters = "SELECT state FROM oncebox.dead_letter"
+    unmoved: list[list[Any]] = [[(0, None)], [(1,)], [("queued",)]]
+
+    async def wait_for(text: str, expected: list[tuple[Any, ...]]) -> None:
+        await asyncio.to_thread(relays.wait_for, text, expected)
+
+    async def some_looks() -> None:
+        seen = looks
+        await asyncio.to_thread(relays.wait_until, lambda: looks > seen + 5, lambda: f"{looks} looks")
+
+    @asynccontextmanager
+    async def running() -> AsyncIterator[None]:
+        relay = Relay(settings)
+        task = asyncio.create_task(relay.run())
+        try:
+            yield
+        finally:
+            relay.stop()
+            await task
+
+    async with running():
+        await wait_for(position, [(1,)])
+    with Control(settings) as control:
+        control.set_paused(paused=True)
+        produce(kafka, topic, range(1000), 1)
+        control.fix(1, b'{"id": 1, "version": 7}')
+        control.replay(None)
+        async with running():
+            await some_looks()
+            assert [relays.rows(each) for each in (COUNT, position, letters)] == unmoved
+            await asyncio.to_thread(control.rewind, topic, to=1)
+            await some_looks()
+            assert [relays.rows(each) for each in (COUNT, position, letters)] == unmoved
+            control.set_paused(paused=False)
+            await wait_for(position, [(1001,)])
+            await wait_for(letters, [("replayed",)])
+            assert relays.rows("SELECT count(*) FROM orders") == [(1000,)]
 
 
 def test_a_topic_that_is_made_again_while_it_runs_is_not_taken_for_the_former_one(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -12,7 +14,9 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as NativeTopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+from psycopg.types.json import Jsonb
 
+import relay.partition_mode
 import relay.transaction_mode
 from oncebox.reader import PartitionPosition, Position
 from oncebox.settings import kafka_settings
@@ -20,6 +24,7 @@ from oncebox.wire import TopicPartition
 from relay.config import RelaySettings
 from relay.database import connect, ensure_sources, migrate, register
 from relay.kafka import KafkaAdmin
+from relay.partition_mode import PartitionSession
 from relay.plan import Unit
 from relay.positions import OwnPartitions, begin, freed, prune
 from relay.queries import query
@@ -84,6 +89,26 @@ def test_where_a_relay_begins(kafka: LocalKafka, new_topic: TopicFactory, databa
         start("f", {topic: {0: 7}})
 
 
+def test_the_feed_is_read_again_where_it_was_read_without_a_topic(
+    kafka: LocalKafka, new_topic: TopicFactory, database: str
+) -> None:
+    topic = new_topic()
+    settings = settings_of(database, kafka.bootstrap_servers, topic)
+
+    def left(*topics: list[str] | None) -> int:
+        with connect(settings, "test") as connection:
+            for partition, each in enumerate(topics):
+                connection.execute("INSERT INTO oncebox.feed_position VALUES ('test', %s, 5, 0, %s)", [partition, each])
+            begun(settings)
+            return connection.execute("DELETE FROM oncebox.feed_position").rowcount
+
+    begun(settings)
+    assert left([topic], [topic, "another"]) == 2
+    assert left([topic], ["another"]) == 0, "all of it"
+    assert left(None, None) == 2, "of before version 3"
+    assert left(None, ["another"]) == 0
+
+
 @pytest.mark.parametrize("mode", ["partition", "transaction"])
 def test_what_an_added_partition_waits_for(
     kafka: LocalKafka, new_topic: TopicFactory, database: str, mode: str
@@ -107,6 +132,42 @@ def test_what_an_added_partition_waits_for(
         connection.execute("UPDATE oncebox.position SET next_offset = 1, high_offset = 1 WHERE waits_for IS NULL")
         assert freed(connection, settings.name, waits) == list(waits)
     assert begun(settings) == {0: (1, None), 1: (0, {0: 1})}, "not forgotten: a rebuild reads it all again"
+
+
+def test_what_others_have_parked_is_known_when_an_added_partition_waits_no_longer(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(database, mode="partition")
+    with psycopg.connect(database, autocommit=True) as other:
+        other.execute(ORDERS)
+        session = PartitionSession(settings, "mine", Status(name="test", instance="mine"), threading.Event())
+        connection = session._writer.connection
+        places = [("orders", 0), ("orders", 1)]
+        sources = ensure_sources(connection, TOPIC_IDS, places)
+        old, new = (sources[place] for place in places)
+        for source, waits_for in ((old, None), (new, Jsonb({str(old): 5}))):
+            given = {"relay": "test", "source": source, "offset": 0, "waits_for": waits_for}
+            connection.execute(query("ensure_position"), given)
+        session._own.take(connection, sources, places[1:])
+        session._writer.begin(sources, {})
+        monkeypatch.setattr(session, "_consumer", SimpleNamespace(pause=list, resume=list), raising=False)
+        session._pruned_at = time.monotonic()
+
+        def freed_late(*asked: Any) -> list[int]:
+            other.execute("UPDATE oncebox.position SET next_offset = 5, high_offset = 5 WHERE source = %s", [old])
+            other.execute(
+                "INSERT INTO oncebox.dead_letter (relay, source, record_offset, record_at, unit, error, state, holds) "
+                "VALUES ('test', %s, 4, now(), 1, '', 'parked', '[[\"orders\", \"7\"]]')",
+                [old],
+            )
+            return freed(*asked)
+
+        monkeypatch.setattr(relay.partition_mode, "freed", freed_late)
+        session._look()
+        assert not session._own.held["orders", 1].waits_for
+        assert session._writer.holds == {("orders", "7")}
+        session._writer.close()
+        session._executor.shutdown()
 
 
 # --- fences ---------------------------------------------------------------------------------------------------------

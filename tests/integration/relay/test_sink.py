@@ -14,7 +14,7 @@ from relay.plan import StopError, Unit, make_plan
 from relay.queries import query
 from relay.schema_changes import change_table
 from relay.sink import _Guess
-from relay.types import RelayError, SchemaChangeError
+from relay.types import RelayError, SchemaChangeError, TableChangedError
 from tests.integration.relay.conftest import Bench, record
 
 if TYPE_CHECKING:
@@ -184,6 +184,43 @@ def test_tables_into_which_copy_would_do_something_else(bench: MakeBench) -> Non
         names = ["orders", "ruled", "seen", "numbered", "policed"]
         assert made.connection.execute(query("plain_tables"), {"tables": names}).fetchall() == [("orders",)]
     made.connection.execute("DROP OWNED BY nobody_special; DROP ROLE nobody_special")
+
+
+@pytest.mark.parametrize("new_type", ["numeric", "double precision"])
+@pytest.mark.parametrize("is_upsert", [True, False], ids=["upsert", "insert"])
+def test_a_column_that_was_altered_is_never_filled_with_what_it_was(
+    bench: MakeBench, new_type: str, *, is_upsert: bool
+) -> None:
+    """Of the new type the bytes of the old one mean something else: a bigint's are 0 as a numeric, or are refused."""
+    section = ORDERS_SECTION if is_upsert else {"topic": "orders", "table": "orders", "insert_mode": "insert"}
+    made = bench(f"CREATE TABLE orders (id bigint PRIMARY KEY, size bigint, {GUARD})", [section], on_error="park")
+    made.apply(record(0, b'{"id": 1, "size": 5}'))
+    dsn = made.settings.postgres.dsn.get_secret_value()
+    rows = [record(offset, b'{"id": %d, "size": %d}' % (offset + 1, 10**offset)) for offset in range(1, 9)]
+    # Also where the transaction sees the catalogue as it was before.
+    made.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with made.connection.transaction():
+        assert made.rows("SELECT 1") == [(1,)]
+        with psycopg.connect(dsn, autocommit=True) as other:
+            other.execute(f"ALTER TABLE orders ALTER size TYPE {new_type}")
+        with pytest.raises(TableChangedError, match="was altered"):
+            made.apply(*rows)
+    with pytest.raises(TableChangedError):
+        made.apply(*rows)
+    again = bench("SELECT 1", [section], on_error="park")
+    again.apply(*rows)
+    assert made.rows("SELECT size::numeric::bigint FROM orders ORDER BY id") == [
+        (5,),
+        *((10**power,) for power in range(1, 9)),
+    ]
+    assert made.rows("SELECT count(*) FROM oncebox.dead_letter") == [(0,)]
+
+
+def test_guard_columns_of_other_types_are_cast(bench: MakeBench) -> None:
+    made = bench(f"{ORDERS}; ALTER TABLE orders ALTER oncebox_offset TYPE numeric", [ORDERS_SECTION])
+    for offset in range(3):
+        made.apply(record(offset, b'{"id": %d, "state": "a"}' % offset))
+    assert made.rows("SELECT oncebox_offset::text FROM orders ORDER BY id") == [("0",), ("1",), ("2",)]
 
 
 def test_a_wrong_guess_is_made_ever_more_seldom() -> None:

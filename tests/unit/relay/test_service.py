@@ -9,7 +9,7 @@ import pytest
 
 from relay.config import RelaySettings
 from relay.service import Relay
-from relay.types import RelayError, SchemaChangeError, TableName
+from relay.types import FencedError, RelayError, SchemaChangeError, TableChangedError, TableName
 
 SETTINGS = RelaySettings.model_validate(
     {
@@ -69,6 +69,14 @@ async def test_a_change_that_does_not_help_is_not_made_in_a_hot_loop() -> None:
     _, second, third, fourth = relay.begun_at
     assert third - second > 0.1
     assert fourth - third > 0.2
+
+
+@pytest.mark.parametrize("error", [TableChangedError("altered"), FencedError("by another")])
+async def test_the_next_session_sees_what_others_have_changed(error: Exception) -> None:
+    relay = Stub([error], [])
+    await relay.run()
+    assert len(relay.begun_at) == 2
+    assert relay.status.retries == 1
 
 
 @pytest.mark.parametrize(
