@@ -39,6 +39,9 @@ from coordinator.log import codec
 from coordinator.log.port import size_of
 from coordinator.producer_ids import ProducerIdPool
 
+# So many calls may wait before those are looked for that are over.
+CALLS_KEPT = 100
+
 
 class Call:
     """A command under way, and who is told of its answer (nobody: our own commands)."""
@@ -111,14 +114,18 @@ class Inbox:
         self._feed_wait_s = feed_wait_ms / 1000
         self._decision_next = decision_next
         self._calls: deque[Call] = deque()
+        self._looked_through_at = CALLS_KEPT
         self._parked: dict[str, list[Call]] = {}
         self._filled = asyncio.Event()
 
     def put(self, call: Call) -> None:
-        # While the log takes no appends nothing is decided: callers who have given up must not pile up here.
-        while self._calls and self._calls[0].is_over:
-            self._calls.popleft()
         self._calls.append(call)
+        if len(self._calls) > self._looked_through_at:
+            # While the log takes no appends nothing is decided: callers who have given up must not pile up here.
+            waiting = [other for other in self._calls if not other.is_over]
+            self._calls.clear()
+            self._calls.extend(waiting)
+            self._looked_through_at = 2 * len(waiting) + CALLS_KEPT
         self._filled.set()
 
     def wake(self) -> None:
