@@ -53,13 +53,17 @@ def test_an_open_transaction_holds_its_partition_back_until_it_is_ended(
     assert (line.event.partition, line.event.offset_stable, line.event.offset_next) == (f"{topics[where]}-2", 0, 1)
 
 
-def test_markers_are_read_with_what_they_ended(kafka: LocalKafka, new_topic: TopicFactory, producer: Producer) -> None:
+def test_markers_are_read_with_what_they_ended(
+    kafka: LocalKafka, new_topic: TopicFactory, topic_name: str, producer: Producer
+) -> None:
     topic = new_topic(partitions=2)
     for item, end in (("a#0", producer.abort_transaction), ("b#0", producer.commit_transaction)):
         producer.begin_transaction()
         producer.produce(topic, json.dumps({"item": item}).encode(), partition=0)
         producer.flush(60)
         end(60)
+    # A commit is answered before its marker is written; a successor is not let in before that.
+    Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic_name}).init_transactions(60)
     # The second partition holds nothing.
     found = endings(kafka.bootstrap_servers, [(topic, 0), (topic, 1)], limit_s=60)
     assert [(each.partition, each.offset, each.is_commit, each.items) for each in found] == [
