@@ -1,7 +1,7 @@
 """The connections that a commit over Kafka and a database can be made on: psycopg and SQLAlchemy, async and blocking.
 
-One small class for each, with the same methods; those of an async connection return awaitables. Nothing is imported
-here: whoever brings a connection has imported its library.
+One small class for each, with the same methods; those of an async connection return awaitables. A library is imported
+only where a connection of it is brought: who brings one has it.
 """
 
 from __future__ import annotations

@@ -17,18 +17,11 @@ from oncebox.errors import RetriableError, UsageError
 from oncebox.reader.assembly import Assembly
 from oncebox.reader.express import Express
 from oncebox.reader.lanes import Bulk
-from oncebox.reader.source import (
-    ConsumerThread,
-    by_partition,
-    list_offsets,
-    position_of,
-    records_by_partition,
-    topics_of,
-)
+from oncebox.reader.source import ConsumerThread, by_partition, ends_of, position_of, records_by_partition, topics_of
 from oncebox.reader.starting import Start, starting
 from oncebox.reader.types import CommittedTransaction, PartitionPosition, Position, ReadError
 from oncebox.v1 import manifest_pb2
-from oncebox.wire import LATEST, KafkaSettings, TopicPartition, Wire
+from oncebox.wire import KafkaSettings, TopicPartition, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
@@ -223,12 +216,7 @@ class TransactionReader:
 
     async def feed_ends(self) -> Mapping[int, int] | None:
         """Of each partition of the feed, from its leader: commits up to now stand before it. None: nobody answers."""
-        feed = [TopicPartition(self._feed_topic, index) for index in self._start.feed]
-        try:
-            ends = await list_offsets(self._wire, feed, LATEST)
-        except RetriableError:
-            return None
-        return {where.partition: end for where, end in ends.items()}
+        return await ends_of(self._wire, self._feed_topic, self._start.feed)
 
     def has_read_feed(self, ends: Mapping[int, int]) -> bool:
         """Whether all commits before these ends are known."""

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 OURS = {"oncebox", "coordinator", "relay", "spark_jobs"}
 # Imported where a database is named, which only those name who have them; and tried, with another way without it.
 OWN = {
-    "oncebox.databases": {"sqlalchemy"},
+    "oncebox.databases": {"psycopg", "sqlalchemy"},
     "oncebox.dsn": {"psycopg"},
     "oncebox.outbox_model": {"sqlalchemy"},
     "coordinator.__main__": {"uvloop"},

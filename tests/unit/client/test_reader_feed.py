@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import oncebox.reader.reader as module
+import oncebox.reader.source as module
 from oncebox.errors import BrokersUnavailableError
 from oncebox.reader import PartitionPosition, TransactionReader, read_transactions
 from oncebox.reader.assembly import Assembly
