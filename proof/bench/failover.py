@@ -59,7 +59,7 @@ def bench(context: Context) -> Iterator[Result]:
             waits_s: list[float] = []
             for number in range(1, context.rounds + 1):
                 instances.append(start())
-                led = wait_until_shared(instances, PARTITIONS)
+                led = wait_until_shared([instance.address for instance in instances], PARTITIONS)
                 victim = instances.pop(0)
                 own = {partition for partition, address in led.items() if address == victim.address}
                 names = ids_led_by(own, PARTITIONS, f"{topic}-{trouble.name}-{number}")

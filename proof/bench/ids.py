@@ -109,7 +109,7 @@ def _load_results(loads: list[Loaded], share: float) -> Iterator[Result]:
 def _disturb(context: Context, topic: str, staying: Coordinator, leaving: Coordinator) -> Noticed:
     with leaving:
         context.progress("waiting until two instances share the partitions")
-        led = wait_until_shared([staying, leaving], PARTITIONS)
+        led = wait_until_shared([staying.address, leaving.address], PARTITIONS)
         own = {partition for partition, address in led.items() if address == staying.address}
         return uvloop.run(_notice(context, topic, staying, leaving, own))
 
@@ -132,7 +132,7 @@ async def _notice(context: Context, topic: str, staying: Coordinator, leaving: C
         await asyncio.sleep(context.duration_s)
         killed_s = time.perf_counter()
         await asyncio.to_thread(leaving.process.kill)
-        loading = asyncio.create_task(asyncio.to_thread(wait_until_shared, [staying], PARTITIONS))
+        loading = asyncio.create_task(asyncio.to_thread(wait_until_shared, [staying.address], PARTITIONS))
         await asyncio.wait((flow, loading), return_when=asyncio.FIRST_COMPLETED)
         if flow.done():
             flow.result()  # the producers have failed

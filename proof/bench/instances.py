@@ -5,7 +5,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -68,14 +68,16 @@ def leaders(address: str) -> dict[int, str]:
     return {leader.log_partition: leader.address for leader in listed if leader.state == "serving"}
 
 
-def wait_until_shared(coordinators: list[Coordinator], partitions: int) -> dict[int, str]:
-    """Until every partition is served and all lead as many as each other, give or take one; who leads what."""
+def wait_until_shared(addresses: Sequence[str], partitions: int) -> dict[int, str]:
+    """Until every partition is served, all lead as many as each other, give or take one, and all of them know it; who
+    leads what.
+    """
     deadline_s = time.monotonic() + READY_S
-    addresses = {coordinator.address for coordinator in coordinators}
     while True:
-        led = leaders(coordinators[0].address)
+        led, *others = (leaders(address) for address in addresses)
         counts = Counter(led.values())
-        if len(led) == partitions and set(counts) == addresses and max(counts.values()) - min(counts.values()) <= 1:
+        shared = set(counts) == set(addresses) and max(counts.values()) - min(counts.values()) <= 1
+        if len(led) == partitions and shared and all(other == led for other in others):
             return led
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"after {READY_S:g} s the partitions are led by {dict(counts)}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oncebox.local import LocalKafka
 
 READY_S = 90.0
+LOG_PARTITIONS = 4
 
 
 class Coordinators:
@@ -50,7 +51,7 @@ class Coordinators:
             "ONCEBOX_COORDINATOR_HTTP_PORT": "0",
             "ONCEBOX_COORDINATOR_LOG_TOPIC": self.log_topic,
             "ONCEBOX_COORDINATOR_FEED_TOPIC": self.feed_topic,
-            "ONCEBOX_COORDINATOR_LOG_PARTITIONS": "4",
+            "ONCEBOX_COORDINATOR_LOG_PARTITIONS": str(LOG_PARTITIONS),
             **{f"ONCEBOX_COORDINATOR_{name.upper()}": value for name, value in (self._settings | settings).items()},
         }
         process = ChildProcess(

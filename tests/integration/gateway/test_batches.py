@@ -12,9 +12,9 @@ from oncebox.reader import read_transactions
 from oncebox.v1 import gateway_pb2 as pb
 from oncebox.v1 import transaction_pb2
 from oncebox.v1.gateway_pb2_grpc import GatewayStub
-from proof.bench.instances import leaders
+from proof.bench.instances import wait_until_shared
 from tests.integration.gateway.conftest import detail_of, fresh
-from tests.support.coordinator import Coordinators, values
+from tests.support.coordinator import LOG_PARTITIONS, Coordinators, values
 from tests.support.kafka import TopicFactory
 
 
@@ -126,9 +126,7 @@ async def test_any_instance_takes_a_batch(coordinators: Coordinators, new_topic:
     topic = new_topic()
     for _ in range(2):
         await asyncio.to_thread(coordinators.start)
-    async with asyncio.timeout(60):
-        while len(set((await asyncio.to_thread(leaders, coordinators.addresses[0])).values())) < 2:
-            pass
+    await asyncio.to_thread(wait_until_shared, coordinators.addresses, LOG_PARTITIONS)
     names = [fresh("any") for _ in range(8)]
     for name in names:
         for address in coordinators.addresses:
