@@ -13,14 +13,14 @@ from psycopg import sql
 from psycopg.errors import FeatureNotSupported, InsufficientPrivilege
 
 from oncebox.settings import kafka_settings
-from relay.database import connect, migrate
+from relay.database import RETRY_AT_ONCE, connect, migrate
 from relay.kafka import EARLIEST, LATEST, KafkaAdmin, Place, first_times
 from relay.positions import begin
 from relay.queries import query
 from relay.types import RelayError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from relay.config import RelaySettings
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from relay.types import TableName
 
 STATES = ("parked", "held", "queued", "replayed", "skipped", "discarded")
+TRIES = 5  # each ends after the second or so that PostgreSQL takes to find a deadlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +145,15 @@ class Control:
                 raise RelayError(
                     f"{place[0]} partition {place[1]} has offsets from {firsts[place]} to {ends[place]}, not {offset}"
                 )
-        with self.connection.transaction():
+
+        def go_back() -> None:
             # As the relay does: its row, then positions, then the feed. So none waits for the other in a circle.
             self._fence()
             self._move(list(found.ids.values()), targets)
             self._forget_verified()
             self._forget_feed()
+
+        self._all_or_nothing(go_back)
         return targets
 
     def rebuild(self, *topics: str) -> dict[Place, int]:
@@ -161,7 +165,8 @@ class Control:
         tables = list(dict.fromkeys(section.target() for section in self._settings.tables if section.topic in names))
         found = self._admin.topics(names)
         targets = self._admin.offsets(found.partitions, EARLIEST)
-        with self.connection.transaction():
+
+        def begin_anew() -> None:
             # As the relay does: letters that it replays, tables, its row, positions, the feed. What it is about to
             # commit is there then, and is undone with the rest.
             self.connection.execute(query("hold_letters"), self._relay)
@@ -176,7 +181,20 @@ class Control:
                 self.connection.execute(query("reset_position"), self._relay | given)
             self._forget_verified()
             self._forget_feed()
+
+        self._all_or_nothing(begin_anew)
         return targets
+
+    def _all_or_nothing(self, step: Callable[[], None]) -> None:
+        """Again where it met others' locks in a circle: who writes several tables does so in an order of its own."""
+        for tries_left in reversed(range(TRIES)):
+            try:
+                with self.connection.transaction():
+                    step()
+                return
+            except RETRY_AT_ONCE:
+                if not tries_left:
+                    raise
 
     def _empty(self, tables: Sequence[TableName]) -> None:
         names = sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
