@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections import defaultdict
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ from coordinator.core.owed import Debt
 from coordinator.core.records import Contents, Grant, Run, Transaction, Written
 from coordinator.core.records import TopicPartition as CorePartition
 from coordinator.core.state import TransactionState
+from coordinator.markers.writer import MarkerWriter
 from oncebox.wire import (
     ActiveProducer,
     ClusterMetadata,
@@ -28,7 +30,7 @@ from oncebox.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
     from uuid import UUID
 
 T = TypeVar("T")
@@ -260,3 +262,23 @@ class Told:
             self.times[key] = asyncio.get_running_loop().time()
 
         return paid
+
+
+@asynccontextmanager
+async def writing(brokers: MemoryBrokers) -> AsyncIterator[MarkerWriter]:
+    writer = MarkerWriter(brokers, jitter=lambda: 1.0)
+    try:
+        yield writer
+    finally:
+        await writer.close()
+
+
+async def until_settled(writer: MarkerWriter, *, within_s: float) -> None:
+    async with asyncio.timeout(within_s):
+        while unsettled(writer):  # noqa: ASYNC110 - time is virtual: this costs none
+            await asyncio.sleep(0.05)
+
+
+def unsettled(writer: MarkerWriter) -> int:
+    status = writer.status()
+    return status.waiting + status.in_flight + status.retrying
