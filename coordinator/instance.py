@@ -29,7 +29,7 @@ from coordinator.log.port import Kind
 from coordinator.log.reading import KafkaReader
 from coordinator.markers.writer import MarkerWriter
 from coordinator.metrics import Metrics
-from coordinator.peers import Peers, PeerServicer
+from coordinator.peers import CONNECT_TIMEOUT_MS, Peers, PeerServicer
 from coordinator.producer_ids import ProducerIdPool, UnavailableError
 from coordinator.router import Router
 from coordinator.serving import ShardSettings
@@ -67,13 +67,14 @@ def peer_channel(settings: CoordinatorSettings) -> OpenChannel:
     """How this instance reaches the others: it shows them the certificate that it shows to clients, or its token."""
     tls = settings.tls
     if tls is None:
-        return open_plain_channel
+        return partial(open_plain_channel, connect_timeout_ms=CONNECT_TIMEOUT_MS)
     authorities = tls.peer_ca_location or tls.client_ca_location
     return SecureChannel(
         ca_location=str(authorities) if authorities else None,
         certificate_location=str(tls.certificate_location),
         key_location=str(tls.key_location),
         token_location=str(settings.peer_token_location) if settings.peer_token_location else None,
+        connect_timeout_ms=CONNECT_TIMEOUT_MS,
     )
 
 

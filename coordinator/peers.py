@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 BEAT_S = 1.0
 SILENT_S = 3.0
 RECONNECT_S = 1.0
+# A connection gets all of that time to come up: a busy instance is not taken for one that is gone.
+CONNECT_TIMEOUT_MS = int(RECONNECT_S * 1_000)
 RETRY_S = 1.0
 
 OpenChannel = Callable[[str], grpc.aio.Channel]

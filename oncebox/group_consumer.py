@@ -138,6 +138,7 @@ class GroupConsumer:
         except KafkaException as error:
             if _shut_out(error.args[0]):
                 self._join_anew()  # and begins with what the group has committed
+                log.warning("group %s: %s; it has joined anew", self._config["group.id"], error)
                 return
             raise BrokersUnavailableError(f"the group's offsets cannot be had: {error}") from error
 

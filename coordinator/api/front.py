@@ -71,9 +71,10 @@ class Front:
             if isinstance(converted, Refused):
                 return converted
             command = converted
+        until = asyncio.get_running_loop().time() + timeout_ms / 1_000
         answer = await self.calls.call(command, timeout_ms)
         if isinstance(command, GetOutcome):
-            answer = await self._ask_feed(command, answer, timeout_ms)
+            answer = await self._ask_feed(command, answer, until)
         if isinstance(answer, Refused):
             return answer
         method.fill(response, command, answer)
@@ -106,7 +107,7 @@ class Front:
                 retriable=True,
             )
 
-    async def _ask_feed(self, command: GetOutcome, answer: Answer | Refused, timeout_ms: int) -> Answer | Refused:
+    async def _ask_feed(self, command: GetOutcome, answer: Answer | Refused, until: float) -> Answer | Refused:
         """The feed knows commits that the id's record has forgotten, also of ids that have expired."""
         if isinstance(answer, Refused):
             if answer.code is not ErrorCode.INVALID_PRODUCER_ID_MAPPING:
@@ -114,7 +115,7 @@ class Front:
         elif not isinstance(answer.reply, OutcomeForgotten):
             return answer
         try:
-            async with asyncio.timeout(timeout_ms / 1_000):
+            async with asyncio.timeout_at(until):
                 outcome = await self._find_in_feed(command.transactional_id, command.number)
         except TimeoutError:
             return Refused(

@@ -31,7 +31,7 @@ from relay.outbox.token import COMMIT_SEQ, RESYNC_BEGUN, StopError, Token, decod
 ROWS_MAX = 5_000_000
 READ_TIMEOUT_S = 30.0
 FLUSH_POLL_S = 0.01
-LEAD_S = 2.0
+LEAD_S = 10.0  # the session of a relay that was just stopped takes a moment to end
 LEAD_POLL_S = 0.05
 # Of brokers that are away: the consumer asks them again.
 GOES_BY_ITSELF = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # noqa: SLF001 - they have no other names
