@@ -16,6 +16,7 @@ pytest_plugins = [
     "tests.support.spark",
     "tests.support.coordinator",
     "tests.support.relay",
+    "tests.support.profiles",
 ]
 
 # fixture -> the marker its tests get

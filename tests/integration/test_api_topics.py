@@ -92,6 +92,7 @@ async def test_many_askers_share_a_request(wire: Wire, new_topic: TopicFactory, 
 async def test_what_is_in_use_is_asked_for_again_without_anybody_waiting(
     wire: Wire, new_topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(topics_module, "REFRESH_AFTER_S", 60.0)
     used, unused = new_topic(), new_topic()
     topics = KafkaTopics(wire)
     await topics.refresh([used, unused])

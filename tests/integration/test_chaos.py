@@ -48,7 +48,7 @@ def left_running(folder: Path) -> list[str]:
 @pytest.mark.timeout(400)
 def test_a_short_run_finds_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     faults = ["kill-coordinator", "kill-relay", "kill-client", "zombie-client", "kill-postgres"]
-    given = ["--seconds", "20", "--seed", str(SHORT_SEED), "--faults", ",".join(faults)]
+    given = ["--seconds", "30", "--seed", str(SHORT_SEED), "--faults", ",".join(faults)]
     done = chaos(tmp_path, *given, timeout_s=380)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("anomalies         0\n")

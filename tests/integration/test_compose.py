@@ -25,15 +25,14 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from psycopg import sql
 
+from coordinator.config import CoordinatorSettings
 from oncebox.local import LocalPostgres
 from oncebox.local.jars import cache_folder, kafka_jars
 from oncebox.local.java import find_java
 from oncebox.local.ports import HOST, free_ports
 from oncebox.local.postgres import find_binaries
 from oncebox.producer import Producer
-from oncebox.session import open_plain_channel
-from oncebox.v1.coordinator_pb2 import FindCoordinatorRequest
-from oncebox.v1.coordinator_pb2_grpc import CoordinatorStub
+from proof.bench.instances import wait_until_shared
 from proof.faults.process import ChildProcess, http_ok
 from spark_jobs.verdict import EXIT_ERROR
 from tests.support import deploy
@@ -228,7 +227,8 @@ async def test_coordinators_serve_until_they_are_told_to_stop(
             await until_ready(child, outside, name)
             assert outside.is_healthy(name, path)
         addresses = {advertised(outside, name) for name in COORDINATORS}
-        assert await leaders(min(addresses)) == addresses
+        partitions = CoordinatorSettings.model_fields["log_partitions"].default
+        await asyncio.to_thread(wait_until_shared, sorted(addresses), partitions)
         await commit_and_read(brokers, min(addresses))
         for name, child in children.items():
             await stop(child, outside, name)
@@ -336,14 +336,6 @@ def has_topic(servers: str, name: str) -> bool:
 def is_copied(dsn: str) -> bool:
     with psycopg.connect(dsn) as connection:
         return connection.execute("SELECT count(*) FROM orders").fetchone() == (10,)
-
-
-async def leaders(address: str) -> set[str]:
-    """The addresses that one instance gives for ids of all partitions."""
-    async with open_plain_channel(address) as channel:
-        stub = CoordinatorStub(channel)
-        found = [await stub.FindCoordinator(FindCoordinatorRequest(transactional_id=f"id-{n}")) for n in range(64)]
-    return {response.address for response in found}
 
 
 async def commit_and_read(brokers: Mapping[str, Mapping[str, str]], coordinator: str) -> None:

@@ -10,6 +10,7 @@ from oncebox.errors import FatalError, OnceboxError, RetriableError
 from oncebox.producer import Producer, Transaction
 from oncebox.v1 import transaction_pb2
 from proof.bench.instances import leaders
+from proof.faults.process import ChildProcess
 from tests.support.console_consumer import java_console_consumer
 from tests.support.coordinator import Coordinators, manifests, values
 from tests.support.kafka import create_topic
@@ -146,17 +147,34 @@ def test_a_leader_killed_while_partitions_are_on_their_way_to_another(coordinato
     """What it has given back and nobody has got yet is not left to the group, which waits for the dead."""
     first = coordinators.start()
     everything = set(leaders(coordinators.addresses[0]))
-    second = coordinators.start(wait_ready=False)
-    # Followed: else the group alone would tell that the first one is gone.
-    second.wait_ready(lambda: coordinators.addresses[0] in leaders(coordinators.addresses[1]).values(), timeout_s=30)
-    first.wait_ready(lambda: set(leaders(coordinators.addresses[0])) != everything, timeout_s=30)
+    for _ in range(10):
+        second = coordinators.start(wait_ready=False)
+        if are_seen_on_their_way(coordinators, everything, second):
+            break
+        second.stop()
+        first.wait_ready(lambda: set(leaders(coordinators.addresses[0])) == everything, timeout_s=60)
+    else:
+        pytest.fail("partitions were never seen on their way")
     first.kill()
 
     def served_by_the_second() -> bool:
-        led = leaders(coordinators.addresses[1])
-        return set(led) == everything and set(led.values()) == {coordinators.addresses[1]}
+        led = leaders(coordinators.addresses[-1])
+        return set(led) == everything and set(led.values()) == {coordinators.addresses[-1]}
 
     second.wait_ready(served_by_the_second, timeout_s=30)
+
+
+def are_seen_on_their_way(coordinators: Coordinators, everything: set[int], second: ChildProcess) -> bool:
+    """From the first to the last one; no: they are there already."""
+    first, last = coordinators.addresses[0], coordinators.addresses[-1]
+    # Followed: else the group alone would tell that the first one is gone.
+    second.wait_ready(lambda: first in leaders(last).values(), timeout_s=30)
+    while True:
+        led = leaders(first)
+        if set(led) != everything:
+            return True
+        if last in led.values():
+            return False
 
 
 async def test_brokers_killed_one_after_the_other(kafka_cluster, tmp_path):

@@ -131,7 +131,9 @@ def test_down_ends_a_run_that_is_still_starting(tmp_path: Path):
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert any(line.startswith("Starting Kafka") for line in process.stdout)
+        process.send_signal(signal.SIGSTOP)  # else it may be ready before anybody has looked
         assert run("status", "--dir", str(tmp_path)).stdout.startswith("Starting")
+        process.send_signal(signal.SIGCONT)
         assert run("down", "--dir", str(tmp_path)).returncode == 0
         assert process.wait(60) == 0
 

@@ -23,6 +23,8 @@ def test_committed_records_of_a_topic(spark: Any, kafka: LocalKafka, new_topic: 
         producer.produce(topic, value)
         producer.flush(60)
         end(60)
+    # A commit is answered before its marker is written; a successor is not let in before that.
+    Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic}).init_transactions(60)
     records = (
         spark.read.format("kafka")
         .option("kafka.bootstrap.servers", kafka.bootstrap_servers)

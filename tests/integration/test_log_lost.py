@@ -17,7 +17,7 @@ from coordinator.log.kafka import KafkaStore
 from coordinator.log.lead import Appender, LogLostError, take_over, writer_of
 from coordinator.log.port import Kind
 from coordinator.log.replay import Replay
-from oncebox.producer import Producer
+from oncebox.producer import Producer, ProducerSettings
 from oncebox.v1 import coordinator_pb2, coordinator_pb2_grpc, manifest_pb2, transaction_pb2
 from oncebox.wire import KafkaSettings, Wire
 from proof.faults.process import ChildProcess
@@ -152,7 +152,10 @@ async def test_commits_wait_for_a_feed_that_was_deleted_until_an_instance_is_res
     process = await asyncio.to_thread(coordinators.start)
     await commit(coordinators, topic, b"before")
     await asyncio.to_thread(delete, coordinators, coordinators.feed_topic)
-    async with Producer(coordinators.bootstrap_servers, coordinators.addresses, transactional_id="id") as producer:
+    patient = ProducerSettings(call_timeout_ms=120_000)
+    async with Producer(
+        coordinators.bootstrap_servers, coordinators.addresses, transactional_id="id", settings=patient
+    ) as producer:
         # Decided before anybody could know, and owed its marker.
         transaction = await producer.begin()
         await transaction.send(topic, b"decided")

@@ -5,7 +5,7 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -59,8 +59,11 @@ async def fill(store: KafkaStore) -> Appender:
 
 def children() -> set[int]:
     """Whichever thread started them."""
-    found = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for file in found for pid in file.read_text().split()}
+    found: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended meanwhile
+            found.update(int(pid) for pid in file.read_text().split())
+    return found
 
 
 async def until(condition: Callable[[], object]) -> None:

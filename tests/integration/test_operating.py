@@ -159,15 +159,22 @@ async def test_a_producer_outlives_its_tokens(secured: Secured, new_topic: Topic
     """Each is good for four seconds; the file always holds a newer one, and no commit fails."""
     topic = await asyncio.to_thread(new_topic)
     file, fresh = tmp_path / "token", tmp_path / "fresh"
-    file.write_text(token(secured.token_key, claims("orders", exp=int(time.time()) + 4)))
+
+    async def renew() -> None:
+        while True:
+            fresh.write_text(token(secured.token_key, claims("orders", exp=int(time.time()) + 4)))
+            os.replace(fresh, file)
+            await asyncio.sleep(0.5)
+
+    renewing = asyncio.create_task(renew())
+    await asyncio.sleep(0)
     ends_at_s = time.monotonic() + 10
     committed = 0
     async with secured.producer("stranger", "orders-renewed", token_location=str(file)) as producer:
         while time.monotonic() < ends_at_s:
-            fresh.write_text(token(secured.token_key, claims("orders", exp=int(time.time()) + 4)))
-            os.replace(fresh, file)
             await commit(producer, topic, b"%d" % committed)
             committed += 1
+    renewing.cancel()
     seen = await asyncio.to_thread(values, secured.kafka.bootstrap_servers, topic)
     assert sorted(seen) == sorted(b"%d" % number for number in range(committed))
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from oncebox.local import LocalKafka
 from oncebox.local.kafka import QUICK_START
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+KNOWN_S = 60.0
 
 
 class TopicFactory(Protocol):
@@ -80,12 +83,45 @@ def create_topic(
             raise
         # A broker that its cluster has put out for a moment knows of no controller, and librdkafka asks only once.
         _create(bootstrap_servers, topic)
+    await_partitions(bootstrap_servers, name, partitions)
+    _await_leaders(bootstrap_servers, name, partitions)
     return name
 
 
 def _create(bootstrap_servers: str, topic: NewTopic) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.create_topics([topic], operation_timeout=30, request_timeout=35)[topic.topic].result(60)
+
+
+def await_partitions(bootstrap_servers: str, topic: str, count: int) -> None:
+    """Until every broker says that it has so many (0: that it is gone), a moment after the controller has said so."""
+    for server in bootstrap_servers.split(","):
+        admin = AdminClient({"bootstrap.servers": server})
+        deadline_s = time.monotonic() + KNOWN_S
+        while True:
+            found = admin.list_topics(timeout=30).topics.get(topic)
+            if (0 if found is None else len(found.partitions)) == count:
+                break
+            assert time.monotonic() < deadline_s, f"{server} does not know of {count} partitions of {topic}"
+            time.sleep(0.01)
+
+
+def _await_leaders(bootstrap_servers: str, topic: str, partitions: int) -> None:
+    """Until they answer: a broker may be known as the leader before it knows itself."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    wanted = {TopicPartition(topic, number): latest for number in range(partitions)}
+    deadline_s = time.monotonic() + KNOWN_S
+    while True:
+        try:
+            for answer in admin.list_offsets(wanted, request_timeout=30).values():
+                answer.result(60)
+        except KafkaException:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 @contextmanager

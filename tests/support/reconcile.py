@@ -19,7 +19,7 @@ from tests.support.coordinator import read_committed
 from tests.support.kafka import create_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from tests.support.coordinator import Coordinators
@@ -137,14 +137,18 @@ class World:
                 )
                 for message in messages:
                     self._write(connection, table, topic, message)
-        self.advance(*self.topics)
+            self._advance(connection, self.topics)
 
     def advance(self, *tables: str) -> None:
         """Only the positions, to the end."""
+        with psycopg.connect(self.dsn) as connection:
+            self._advance(connection, tables)
+
+    def _advance(self, connection: psycopg.Connection[Any], tables: Iterable[str]) -> None:
         facts = read_facts(_settings(self.servers), [self.topics[table] for table in tables])
         for topic, partitions in facts.items():
             for partition, each in partitions.items():
-                self.run(
+                connection.execute(
                     "UPDATE oncebox.position SET next_offset = %s, high_offset = %s WHERE source = %s",
                     [each.stable, each.stable, self.sources[topic, partition]],
                 )

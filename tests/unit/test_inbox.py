@@ -123,28 +123,35 @@ def large(topic: str, partitions: int) -> frozenset[TopicPartition]:
     return frozenset(TopicPartition(topic, number) for number in range(partitions))
 
 
-async def test_a_held_end_whose_append_is_under_way_is_not_said_to_be_undecided() -> None:
+def test_a_held_end_whose_append_is_under_way_is_not_said_to_be_undecided() -> None:
     """It may have been committed: only GetOutcome knows."""
-    async with serving(ShardSettings(limits=Limits(chain_patience_ms=30_000))) as instance, asyncio.timeout(60):
-        grant = await second_grant(instance)
-        command = ending(grant, 1)
-        held = asyncio.ensure_future(instance.router.call(command, 200))
-        decided = asyncio.ensure_future(instance.router.call(command, 200))
-        await turns()
-        instance.store.takes_appends[Kind.LOG].clear()
-        instance.markers.acknowledge()
-        for answer in await asyncio.gather(held, decided):
+
+    async def work() -> None:
+        async with serving(ShardSettings(limits=Limits(chain_patience_ms=30_000))) as instance, asyncio.timeout(60):
+            grant = await second_grant(instance)
+            command = ending(grant, 1)
+            held = asyncio.ensure_future(instance.router.call(command, 200))
+            decided = asyncio.ensure_future(instance.router.call(command, 200))
+            await turns()
+            instance.store.takes_appends[Kind.LOG].clear()
+            instance.markers.acknowledge()
+            for answer in await asyncio.gather(held, decided):
+                assert isinstance(answer, Refused)
+                assert answer.code is ErrorCode.REQUEST_TIMED_OUT
+                assert "GetOutcome" in answer.message
+            instance.store.takes_appends[Kind.LOG].set()
+
+    run(work())
+
+
+def test_a_held_end_that_was_never_decided_tells_why_at_its_deadline() -> None:
+    async def work() -> None:
+        async with serving(ShardSettings(limits=Limits(chain_patience_ms=30_000))) as instance, asyncio.timeout(60):
+            answer = await instance.router.call(ending(await second_grant(instance), 1), 50)
             assert isinstance(answer, Refused)
-            assert answer.code is ErrorCode.REQUEST_TIMED_OUT
-            assert "GetOutcome" in answer.message
-        instance.store.takes_appends[Kind.LOG].set()
+            assert answer.code is ErrorCode.CONCURRENT_TRANSACTIONS
 
-
-async def test_a_held_end_that_was_never_decided_tells_why_at_its_deadline() -> None:
-    async with serving(ShardSettings(limits=Limits(chain_patience_ms=30_000))) as instance, asyncio.timeout(60):
-        answer = await instance.router.call(ending(await second_grant(instance), 1), 50)
-        assert isinstance(answer, Refused)
-        assert answer.code is ErrorCode.CONCURRENT_TRANSACTIONS
+    run(work())
 
 
 # What stands for a transaction with many partitions is larger than half of this, and smaller than all of it.
@@ -183,25 +190,28 @@ async def register(
     return await instance.router.call(command, timeout_ms)
 
 
-async def test_an_end_whose_record_would_be_too_large_with_its_chain_is_decided_without_it() -> None:
-    async with serving(SMALL) as instance, asyncio.timeout(60):
-        grant = await registered(instance, MANY)
-        answer = await instance.router.call(commit(grant, MANY, frozenset({P0})), TIMEOUT_MS)
-        assert isinstance(answer, Answer)
-        assert isinstance(answer.reply, Ended)
-        assert answer.reply.outcome.result is Result.COMMITTED
-        assert not answer.reply.next_registered
-        next_grant = answer.reply.next_grant
-        assert next_grant is not None
-        # What is still owed leaves no room for an open transaction, but will.
-        refused = await register(instance, next_grant, frozenset({P0}), 50)
-        assert isinstance(refused, Refused)
-        assert (refused.code, refused.retriable) == (ErrorCode.CONCURRENT_TRANSACTIONS, True)
-        waiting = asyncio.ensure_future(register(instance, next_grant, frozenset({P0})))
-        await turns()
-        assert not waiting.done()
-        instance.markers.acknowledge()
-        assert isinstance(await waiting, Answer)
+def test_an_end_whose_record_would_be_too_large_with_its_chain_is_decided_without_it() -> None:
+    async def work() -> None:
+        async with serving(SMALL) as instance, asyncio.timeout(60):
+            grant = await registered(instance, MANY)
+            answer = await instance.router.call(commit(grant, MANY, frozenset({P0})), TIMEOUT_MS)
+            assert isinstance(answer, Answer)
+            assert isinstance(answer.reply, Ended)
+            assert answer.reply.outcome.result is Result.COMMITTED
+            assert not answer.reply.next_registered
+            next_grant = answer.reply.next_grant
+            assert next_grant is not None
+            # What is still owed leaves no room for an open transaction, but will.
+            refused = await register(instance, next_grant, frozenset({P0}), 50)
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.retriable) == (ErrorCode.CONCURRENT_TRANSACTIONS, True)
+            waiting = asyncio.ensure_future(register(instance, next_grant, frozenset({P0})))
+            await turns()
+            assert not waiting.done()
+            instance.markers.acknowledge()
+            assert isinstance(await waiting, Answer)
+
+    run(work())
 
 
 async def test_what_can_never_fit_is_refused_before_anything_is_decided() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Self
 
 import grpc
@@ -49,7 +50,8 @@ async def following(end: End) -> AsyncIterator[tuple[Other, "asyncio.Queue[peer_
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     gone: asyncio.Queue[peer_pb2.Leading] = asyncio.Queue()
-    peers = Peers("me", "me:1", open_channel=open_plain_channel, gone=gone.put_nowait)
+    open_channel = partial(open_plain_channel, connect_timeout_ms=20_000)
+    peers = Peers("me", "me:1", open_channel=open_channel, gone=gone.put_nowait)
     try:
         peers.follow({"me": "me:1", "other": f"127.0.0.1:{port}"})
         async with asyncio.timeout(10):
@@ -92,6 +94,7 @@ async def test_an_instance_that_is_gone_is_told_whatever_way_it_went(end: End, m
 
 async def test_a_lost_connection_is_not_a_lost_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(module, "RECONNECT_S", 30.0)
     async with following(aborts) as (other, gone):
         other.ends.set()
         await asyncio.sleep(0.3)

@@ -63,4 +63,4 @@ def test_a_jump_for_good_is_made_good_slowly(jump_s: int) -> None:
 
 
 def test_without_arguments_it_is_the_machines() -> None:
-    assert SteadyClock().now_ms() == pytest.approx(time.time() * 1_000, abs=1_000)
+    assert SteadyClock().now_ms() == pytest.approx(time.time() * 1_000, abs=60_000)

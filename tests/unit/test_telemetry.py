@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import time
 import timeit
 from collections.abc import Sequence
 from typing import Any
@@ -77,7 +78,7 @@ def test_counting_costs_little():
         telemetry.answered("End", 0, 0.004, is_commit=True)
         telemetry.applied(before, after)
 
-    cost_s = min(timeit.repeat(count, number=2_000, repeat=20)) / 2_000
+    cost_s = min(timeit.repeat(count, timer=time.process_time, number=2_000, repeat=20)) / 2_000
     assert cost_s < 0.02 * COMMIT_S, f"{cost_s * 1e6:.2f} µs"
 
 

@@ -218,7 +218,7 @@ def test_an_idle_connection_closes_but_not_one_that_waits_for_an_answer(new_loop
             answer = connection.send(produce(), 250)
             with pytest.raises(OutcomeUnknownError, match="no answer within 250 ms"):
                 await answer
-        async with connected(reply=produce_answer(1, 7), max_idle_ms=50) as connection:
+        async with connected(reply=produce_answer(1, 7), max_idle_ms=1_000) as connection:
             assert await connection.send(produce(), 60_000) == appended(7)
             assert connection.is_open()
             await connection.closed

@@ -9,9 +9,10 @@ import psycopg
 
 from oncebox import resolver
 from oncebox.session import open_plain_channel
+from proof.bench.instances import wait_until_shared
 from tests.integration.atomic.conftest import Bank, agree, connect, make_bank
 from tests.integration.atomic.test_resolver import leave_prepared
-from tests.support.coordinator import Coordinators
+from tests.support.coordinator import LOG_PARTITIONS, Coordinators
 
 NOBODY = "127.0.0.1:9"
 # The command as it is, but for its patience with a commit that hangs.
@@ -74,6 +75,7 @@ async def test_no_coordinator_at_all_is_told(bank: Bank):
 async def test_a_leader_that_is_away_holds_up_no_other(database: str, coordinators: Coordinators):
     for _ in range(2):
         await asyncio.to_thread(coordinators.start)
+    await asyncio.to_thread(wait_until_shared, coordinators.addresses, LOG_PARTITIONS)
     bank = make_bank(database, coordinators)
     first, second = coordinators.addresses
     prefix, left = bank.transactional_id, set[str]()

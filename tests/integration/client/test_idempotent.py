@@ -87,11 +87,11 @@ async def test_lost_answers_and_broken_connections_double_nothing(broker, proxy,
 
 
 async def test_a_delivery_timeout_is_told_once_and_the_producer_goes_on(broker, proxy, topic):
-    async with producer(proxy.address, request_timeout_ms=1_000, delivery_timeout_ms=5_000) as mine:
+    async with producer(proxy.address, request_timeout_ms=1_000, delivery_timeout_ms=10_000) as mine:
         await mine.send_and_wait(topic, b"before")
         await proxy.cut()
         await mine.send(topic, b"lost")
-        with pytest.raises(DeliveryError, match="delivery timeout of 5000 ms"):
+        with pytest.raises(DeliveryError, match="delivery timeout of 10000 ms"):
             await mine.flush()
         await proxy.heal()
         assert (await mine.send_and_wait(topic, b"after")).offset == 1

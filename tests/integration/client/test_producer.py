@@ -240,7 +240,7 @@ async def test_a_broker_that_refuses_our_epoch_is_explained_without_a_push(
 
 async def test_prepare_then_commit_or_abort(one: Coordinators, new_producer: NewProducer, new_topic: TopicFactory):
     topic, name = new_topic(), fresh("prepared")
-    async with new_producer(name, transaction_timeout_ms=3_000) as mine:
+    async with new_producer(name, transaction_timeout_ms=9_000) as mine:
         empty = await mine.begin()
         with pytest.raises(UsageError, match="nothing to prepare"):
             await empty.prepare()
@@ -257,7 +257,7 @@ async def test_prepare_then_commit_or_abort(one: Coordinators, new_producer: New
             with pytest.raises(UsageError, match="still open"):
                 await mine.begin()
             if number == 0:
-                await asyncio.sleep(4)  # longer than the transaction's timeout
+                await asyncio.sleep(10)  # longer than the transaction's timeout
             assert (await transaction.outcome()).state == transaction_pb2.PREPARED
             await (transaction.commit() if decision == "commit" else transaction.abort())
         assert mine.resume_token == b"m2"
@@ -269,13 +269,16 @@ async def test_a_transaction_may_be_given_more_time_while_its_process_lives(
     one: Coordinators, new_producer: NewProducer, new_topic: TopicFactory, extended: bool
 ):
     topic = new_topic()
-    async with new_producer(transaction_timeout_ms=3_000, extend_transactions=extended) as mine:
+    async with new_producer(transaction_timeout_ms=9_000, extend_transactions=extended) as mine:
         transaction = await mine.begin()
         await transaction.send_and_wait(topic, b"long")
-        await asyncio.sleep(5)  # longer than the transaction's timeout
         if extended:
+            await asyncio.sleep(11)  # longer than the transaction's timeout
             await transaction.commit()
         else:
+            async with asyncio.timeout(60):
+                while (await transaction.outcome()).result == transaction_pb2.UNDECIDED:  # noqa: ASYNC110 - far away
+                    await asyncio.sleep(0.1)
             with pytest.raises(TransactionTimedOutError):
                 await transaction.commit()
     assert await seen(one, topic) == ([b"long"] if extended else [])

@@ -48,6 +48,8 @@ def send_plainly(one: Coordinators, topic: str, value: bytes, partition: int = 0
     producer.produce(topic, value, partition=partition)
     if config:
         producer.commit_transaction(30)
+        # It is answered before its marker is written; a successor is not let in before that.
+        StockProducer({"bootstrap.servers": one.bootstrap_servers, **config}).init_transactions(60)
     producer.flush(30)
 
 

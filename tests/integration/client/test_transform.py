@@ -182,7 +182,8 @@ async def test_members_come_and_go(one: Coordinators, new_topic: TopicFactory):
         async def copy(record: Record, transaction: Transaction) -> None:
             by_member[name] += 1
             await transaction.send(target, record.value, partition=record.partition)
-            await asyncio.sleep(0.002)
+            # The first one must not be done before the other has come.
+            await asyncio.sleep(0.002 if by_member["second"] else 0.01)
 
         return copy
 
@@ -232,6 +233,9 @@ async def test_one_that_is_shut_out_of_its_name_joins_anew(
             await until(one.bootstrap_servers, target, 400 * turn + 100)
             await asyncio.to_thread(take_the_name, one.bootstrap_servers, group, "a", source)
             await until(one.bootstrap_servers, target, 400 * (turn + 1))
+            async with asyncio.timeout(60):  # where all was copied before, it notices with its next heartbeat
+                while caplog.text.count("it has joined anew") <= turn:  # noqa: ASYNC110 - the log tells
+                    await asyncio.sleep(0.05)
     assert caplog.text.count("it has joined anew") == 2
     assert await copied(one.bootstrap_servers, target) == expected(800, 2)
 

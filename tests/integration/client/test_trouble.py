@@ -125,7 +125,7 @@ async def test_a_commit_that_was_not_answered_is_asked_for_again(coordinators: C
     """The coordinator hangs, and carries out what it was asked when it goes on: asked again, it says so."""
     topic = new_topic()
     process = await asyncio.to_thread(coordinators.start)
-    settings = ProducerSettings(call_timeout_ms=3_000)
+    settings = ProducerSettings(call_timeout_ms=8_000)
     async with (
         asyncio.timeout(120),
         Producer(

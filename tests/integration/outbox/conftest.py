@@ -156,10 +156,10 @@ def outbox(request: pytest.FixtureRequest, database: str, shared_coordinator: Co
     create_topic(shared_coordinator.bootstrap_servers, made.topic, partitions=getattr(request, "param", 1))
     yield made
     with psycopg.connect(database, autocommit=True) as connection:
-        # A database with a slot cannot be dropped, nor a slot that a relay's session, though killed, still holds.
+        # A database with a slot cannot be dropped, nor a slot that the session of a killed relay holds or still takes.
         connection.execute(
-            "SELECT pg_terminate_backend(active_pid, 60000) FROM pg_replication_slots WHERE active_pid IS NOT NULL "
-            "AND database = current_database()"
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         connection.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"

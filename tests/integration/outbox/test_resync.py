@@ -25,8 +25,10 @@ async def test_a_lost_slot_is_made_good(outbox: Outbox, source: str, monkeypatch
     await outbox.write(1, 2)
     async with outbox.running(source=source):
         await outbox.wait_published(2)
-        with pytest.raises(StopError, match="is running"):
-            await resync(outbox.settings(source=source), apply=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(work, "LEAD_S", 0.5)
+            with pytest.raises(StopError, match="is running"):
+                await resync(outbox.settings(source=source), apply=True)
     await outbox.write(3)
     settings = outbox.settings(source=source)
     async with await outbox.connect() as connection:
@@ -137,7 +139,7 @@ async def test_what_is_behind_an_open_transaction_is_not_published_again(outbox:
         await outbox.wait_until("SELECT rows_published = 2 FROM oncebox.outbox_relay")
     await run_sql(outbox, "SELECT pg_drop_replication_slot(%s)", outbox.settings().slot)
     with monkeypatch.context() as patch:
-        patch.setattr(work, "READ_TIMEOUT_S", 3.0)
+        patch.setattr(work, "READ_TIMEOUT_S", 8.0)
         for apply in (False, True):
             with pytest.raises(StopError, match=f"{outbox.topic}:0.*an open transaction holds it back.*who-blocks"):
                 await resync(outbox.settings(), apply=apply)

@@ -8,6 +8,7 @@ import sys
 import urllib.request
 import uuid
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from sqlalchemy import create_engine
@@ -37,6 +38,16 @@ def oncebox(*arguments: str, answer: str = "") -> str:
     return done.stdout
 
 
+def metrics_at(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics") as page:
+        return str(page.read().decode())
+
+
+def status_of(config: Path) -> Any:
+    (status,) = json.loads(oncebox("outbox", "status", "--config", str(config), "--json"))
+    return status
+
+
 def test_commands_and_helpers(outbox: Outbox, tmp_path: Path):
     kind = uuid.uuid4().hex[:8]
     create_topic(outbox.one.bootstrap_servers, f"outbox.event.{kind}")
@@ -63,12 +74,12 @@ def test_commands_and_helpers(outbox: Outbox, tmp_path: Path):
         process.wait_ready(lambda: len(read_committed(outbox.one.bootstrap_servers, f"outbox.event.{kind}")) == 4)
         told = re.search(r"metrics at (\S+)", process.log.read_text())
         assert told is not None
-        with urllib.request.urlopen(f"http://{told[1]}/metrics") as page:
-            metrics = page.read().decode()
-        assert "oncebox_outbox_rows_total 4.0" in metrics
-        assert "oncebox_outbox_slot_bytes" in metrics
+        # A reader may see the rows before the relay has noted that they are published.
+        process.wait_ready(lambda: "oncebox_outbox_rows_total 4.0" in metrics_at(told[1]))
+        assert "oncebox_outbox_slot_bytes" in metrics_at(told[1])
+        process.wait_ready(lambda: status_of(config)["rows_published"] == 4)
         assert f"{outbox.suffix}: RUNNING" in oncebox("outbox", "status", "--config", str(config))
-        (status,) = json.loads(oncebox("outbox", "status", "--config", str(config), "--json"))
+        status = status_of(config)
         assert (status["name"], status["state"], status["rows_published"]) == (outbox.suffix, "RUNNING", 4)
         assert json.loads(oncebox("outbox", "parked", "--config", str(config), "--json")) == []
         assert "pauses" in oncebox("outbox", "pause", "--config", str(config))

@@ -30,6 +30,7 @@ from spark_jobs.jobs.backfill import main, run
 from spark_jobs.reconcile import reconcile
 from spark_jobs.staging import LOCK
 from tests.integration.reconcile.test_with_relay import KINDS, document
+from tests.support.kafka import await_partitions
 from tests.support.relay import GUARD, Relays
 
 if TYPE_CHECKING:
@@ -263,8 +264,9 @@ def test_a_running_relay_goes_on(
 def test_a_key_that_moved_to_another_partition(world: World, backfilled: Backfilled):
     """The newer one counts, by the records' times as in the comparison; the guard remembers the other."""
     topic = world.topics["accounts"]
-    produce(world, 0, "1", b'{"id": 1, "name": "old"}', 1_000)
-    produce(world, 1, "1", b'{"id": 1, "name": "new"}', 2_000)
+    at_ms = time.time_ns() // 1_000_000  # what is a week old is deleted at any moment
+    produce(world, 0, "1", b'{"id": 1, "name": "old"}', at_ms - 1_000)
+    produce(world, 1, "1", b'{"id": 1, "name": "new"}', at_ms)
     world.run("UPDATE oncebox.position SET next_offset = 1, high_offset = 1")
     world.run(
         "UPDATE oncebox.position SET next_offset = 0, high_offset = 0 WHERE source > %s", [world.sources[topic, 1]]
@@ -273,7 +275,7 @@ def test_a_key_that_moved_to_another_partition(world: World, backfilled: Backfil
     assert world.run("SELECT name, oncebox_source FROM accounts") == [("new", world.sources[topic, 1])]
     remembered = world.run("SELECT target_table, row_key, source, record_offset FROM oncebox.tombstone")
     assert remembered == [('"public"."accounts"', [1], world.sources[topic, 0], 0)]
-    produce(world, 0, "1", b'{"id": 1, "name": "as new"}', 2_000)
+    produce(world, 0, "1", b'{"id": 1, "name": "as new"}', at_ms)
     world.run(
         "UPDATE oncebox.position SET next_offset = 2, high_offset = 2 WHERE source = %s", [world.sources[topic, 0]]
     )
@@ -365,4 +367,5 @@ def test_what_cannot_be_rebuilt_exactly_is_refused(world: World, backfilled: Bac
     admin.delete_records([TopicPartition(topic, 0, 3)])[TopicPartition(topic, 0)].result(60)
     refused("retention has removed the offsets 0 to 2")
     admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
+    await_partitions(world.servers, topic, 0)
     refused("the topic was deleted")

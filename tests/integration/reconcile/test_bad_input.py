@@ -20,7 +20,7 @@ from spark_jobs.jobs import reconcile as job
 from spark_jobs.jobs.reconcile import run
 from spark_jobs.snapshot import APPLICATION, Snapshot
 from tests.support.coordinator import read_committed
-from tests.support.kafka import create_topic
+from tests.support.kafka import await_partitions, create_topic
 from tests.support.reconcile import COLUMNS, World, mapping
 
 if TYPE_CHECKING:
@@ -41,11 +41,13 @@ def test_topics_and_tables_that_are_not_there(world: World, check: Callable[...,
     world.run("DROP TABLE journal")
     admin = AdminClient({"bootstrap.servers": world.servers})
     admin.delete_topics([world.topics["accounts"]], operation_timeout=30)[world.topics["accounts"]].result(60)
+    await_partitions(world.servers, world.topics["accounts"], 0)
     gone = check()
     assert gone.exit_code == 2
     assert any("public.journal does not exist" in note for note in gone.unchecked)
     assert any(f"the topic {world.topics['accounts']} does not exist" in note for note in gone.unchecked)
     create_topic(world.servers, world.topics["accounts"], partitions=2)
+    await_partitions(world.servers, world.topics["accounts"], 2)
     again = check()
     assert again.exit_code == 2
     assert any("incarnation" in note for note in again.unchecked)
@@ -57,6 +59,7 @@ def test_partitions_added_retention_and_a_rewind(world: World, check: Callable[.
     topic = world.topics["accounts"]
     admin = AdminClient({"bootstrap.servers": world.servers})
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(60)
+    await_partitions(world.servers, topic, 3)
     # Records there are lag until the relay has a position for it.
     from confluent_kafka import Producer
 

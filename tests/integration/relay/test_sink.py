@@ -479,8 +479,9 @@ def test_a_deadlock_is_tried_again(bench: MakeBench) -> None:
     made = bench(ORDERS, [ORDERS_SECTION])
     made.apply(record(0, b'{"id": 1, "state": "a"}'), record(1, b'{"id": 2, "state": "a"}'))
     with psycopg.connect(made.settings.postgres.dsn.get_secret_value()) as other, ThreadPoolExecutor() as pool:
-        # Of the two the relay is to find the deadlock first.
+        # Of the two the relay is to find the deadlock, and it looks once.
         other.execute("SET deadlock_timeout = '60s'")
+        made.connection.execute("SET deadlock_timeout = '5s'")
         other.execute("UPDATE orders SET state = 'by hand' WHERE id = 2")
         applied = pool.submit(made.apply, record(2, b'{"id": 1, "state": "b"}'), record(3, b'{"id": 2, "state": "b"}'))
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO%'"

@@ -205,7 +205,7 @@ async def code_of(call: Awaitable[Any]) -> str:
     return transaction_pb2.ErrorCode.Name(error.code)
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is waited for is in another process's or gRPC's hands
             await asyncio.sleep(0.005)

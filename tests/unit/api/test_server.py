@@ -156,7 +156,9 @@ def test_loopback():
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "coordinator.example", ""))
 
 
-async def test_a_stop_lets_calls_finish_and_ends_streams(caplog: pytest.LogCaptureFixture):
+async def test_a_stop_lets_calls_finish_and_ends_streams(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     bench = Bench(settings_for_tests().model_copy(update={"drain_ms": 60_000}))
     await bench.start()
     bench.calls.gated |= {"slow", "slow too"}
@@ -178,6 +180,7 @@ async def test_a_stop_lets_calls_finish_and_ends_streams(caplog: pytest.LogCaptu
     # As long as somebody waits for an answer it goes on, well beyond the moment it grants to the last bytes.
     await asyncio.wait({stopping}, timeout=2 * LAST_ANSWERS_S)
     assert not stopping.done()
+    monkeypatch.setattr("coordinator.api.server.LAST_ANSWERS_S", 5.0)  # a busy machine takes longer over them
     bench.calls.gate.set()
     assert (await unary).grant.number >= 1
     (answer,) = (await session.read()).responses

@@ -186,11 +186,11 @@ async def test_the_feed_remembers_commits_of_ids_that_have_expired(bench: Bench)
 
 async def test_past_the_deadline_the_transaction_is_named_in_time(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     # A machine under load may need more than the usual margin for the way back.
-    monkeypatch.setattr("coordinator.api.front.RETURN_MARGIN_MAX_MS", 1_500)
-    monkeypatch.setattr("coordinator.api.front.RETURN_MARGIN_SHARE", 0.75)
+    monkeypatch.setattr("coordinator.api.front.RETURN_MARGIN_MAX_MS", 60_000)
+    monkeypatch.setattr("coordinator.api.front.RETURN_MARGIN_SHARE", 0.975)
     grant = await bench.begin()
     bench.calls.gated.add("tid")
-    status, error = await refused_by(bench.coordinator.End(abort(grant), timeout=2.0))
+    status, error = await refused_by(bench.coordinator.End(abort(grant), timeout=20.0))
     assert status is grpc.StatusCode.DEADLINE_EXCEEDED
     # A deadline that only the client's side noticed would bring no details.
     assert (error.code, error.transactional_id, error.number) == (transaction_pb2.REQUEST_TIMED_OUT, "tid", 1)
@@ -216,6 +216,8 @@ async def test_calls_without_a_deadline_get_one(bench: Bench):
 
 
 async def test_a_search_in_the_feed_ends_with_the_deadline(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("coordinator.api.front.RETURN_MARGIN_MAX_MS", 60_000)
+    monkeypatch.setattr("coordinator.api.front.RETURN_MARGIN_SHARE", 0.975)
     bench = Bench(settings_for_tests())
 
     async def never(*_: object) -> None:
@@ -225,7 +227,7 @@ async def test_a_search_in_the_feed_ends_with_the_deadline(monkeypatch: pytest.M
     await bench.start()
     try:
         before = monotonic()
-        assert await code_of(bench.coordinator.GetOutcome(outcome_request(1), timeout=1.0)) == "REQUEST_TIMED_OUT"
-        assert monotonic() - before < 5
+        assert await code_of(bench.coordinator.GetOutcome(outcome_request(1), timeout=20.0)) == "REQUEST_TIMED_OUT"
+        assert monotonic() - before < 15
     finally:
         await bench.stop()

@@ -201,7 +201,7 @@ def test_a_killed_client_has_a_successor(given: Given) -> None:
 def test_a_zombie_wakes_up_when_its_successor_works_and_has_to_end_as_fenced(given: Given) -> None:
     old = given.clients[0].process
     given.clients[0].await_begin = lambda: given.calls.append(f"begun, the old one {_state(old)}")
-    old.argv = ["bash", "-c", f"{SERVES} sleep 1; exit {FENCED}"]
+    old.argv = ["bash", "-c", f"trap 'kill $!; exit {FENCED}' CONT; {SERVES}{SLEEPS}"]
     old.restart()
     await_serving([old])
     assert given.hurt("zombie-client", 1) == "bank-1.1"
@@ -211,7 +211,7 @@ def test_a_zombie_wakes_up_when_its_successor_works_and_has_to_end_as_fenced(giv
 
 def test_a_zombie_that_goes_on_is_told(given: Given) -> None:
     old = given.clients[0].process
-    old.argv = ["bash", "-c", f"{SERVES} sleep 1"]
+    old.argv = ["bash", "-c", f"trap 'kill $!; exit 0' CONT; {SERVES}{SLEEPS}"]
     old.restart()
     await_serving([old])
     with pytest.raises(ChaosError, match="was replaced and woke up: it ended with 0, not as fenced"):

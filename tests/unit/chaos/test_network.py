@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -114,6 +115,10 @@ def test_a_late_request_is_executed_only_when_the_fault_is_over(
 ) -> None:
     def meanwhile() -> None:
         client.send(request_name)
+        ends_at = time.monotonic() + WAIT_S
+        while proxy._armed:  # until the proxy has the request in hand
+            assert time.monotonic() < ends_at
+            time.sleep(0.01)
         assert not client.is_answered(within_s=0.3)
         assert broker.executed == []
 

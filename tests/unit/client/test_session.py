@@ -197,9 +197,10 @@ async def test_a_line_that_others_have_opened_meanwhile_stays(session: Session, 
 
 
 async def test_the_last_refusal_is_told_at_the_deadline(session: Session, coordinators: list[Coordinator]):
-    coordinators[0].refusals = [refusal(transaction_pb2.REQUEST_TIMED_OUT, retriable=True)] * 100
+    await ask(session)  # so that the line is there
+    coordinators[0].refusals = [refusal(transaction_pb2.REQUEST_TIMED_OUT, retriable=True)] * 1_000
     with pytest.raises(RequestTimedOutError, match="as told"):
-        await ask(session, timeout_s=0.2)
+        await ask(session, timeout_s=2)
 
 
 async def test_nobody_there():
@@ -219,7 +220,7 @@ async def test_one_that_hangs_is_left_when_another_leads(
     old.hangs = True
     new.leader = new.address
     await ask(session)
-    assert new.asked == ["teller"]
+    assert set(new.asked) == {"teller"}  # more than once where it takes its time, too
 
 
 async def test_one_that_hangs_is_left_also_where_others_cannot_be_asked_for_a_moment(
@@ -242,7 +243,7 @@ async def test_one_that_hangs_is_left_also_where_others_cannot_be_asked_for_a_mo
     old.hangs = True
     new.leader = new.address
     await ask(session)
-    assert (new.asked, troubles) == (["teller"], 2)
+    assert (set(new.asked), troubles) == ({"teller"}, 2)
     await session.close()
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+# On a busy machine a handshake takes its time; a connection that is given up would look like a refusal.
+CONNECT_TIMEOUT_MS = 20_000
 RULES = """\
 rules:
   - principals: ["cert:operator"]
@@ -106,7 +108,11 @@ class Ground:
     def channel(self, name: str, **fields: Any) -> SecureChannel:
         pair = self.authority.issue(name)
         shown = {"certificate_location": str(pair.certificate), "key_location": str(pair.key)}
-        return SecureChannel(**{"ca_location": str(self.authority.ca), **shown, **fields})
+        return self.anonymous(**{**shown, **fields})
+
+    def anonymous(self, **fields: Any) -> SecureChannel:
+        given = {"ca_location": str(self.authority.ca), "connect_timeout_ms": CONNECT_TIMEOUT_MS}
+        return SecureChannel(**{**given, **fields})
 
     @asynccontextmanager
     async def serving(self, name: str, *, mutual: bool = True, **fields: Any) -> AsyncIterator[RelayServer]:
@@ -181,7 +187,7 @@ async def test_a_token_is_another_principal_than_a_certificate_of_that_name(grou
     good, foreign = token(key, claims("operator")), token(key, claims("operator", aud="another"))
     async with (
         ground.serving("ab", mutual=False, tokens=tokens) as serving,
-        SecureChannel(ca_location=str(ground.authority.ca))(serving.address) as channel,
+        ground.anonymous()(serving.address) as channel,
     ):
         assert await refusal(channel, "Pause", metadata=(("authorization", f"Bearer {good}"),)) is None
         assert ground.database.asked
@@ -197,7 +203,7 @@ async def test_whoever_guesses_tokens_has_to_wait(ground: Ground, tmp_path: Path
     _, tokens = signing(tmp_path)
     async with (
         ground.serving("a", mutual=False, tokens=tokens) as serving,
-        SecureChannel(ca_location=str(ground.authority.ca))(serving.address) as channel,
+        ground.anonymous()(serving.address) as channel,
     ):
         serving.gate._callers._now_s = lambda: 0.0
         codes = []
@@ -231,6 +237,6 @@ async def test_without_rules_everybody_who_is_let_in_may_do_everything(ground: G
         assert [await refusal(channel, method) for method in ALLOWED] == [None, None, None]
     async with (
         ground.serving("a", rules_location=None, tls=None) as serving,
-        open_plain_channel(serving.address) as channel,
+        open_plain_channel(serving.address, connect_timeout_ms=CONNECT_TIMEOUT_MS) as channel,
     ):
         assert [await refusal(channel, method) for method in ALLOWED] == [None, None, None]

@@ -1,4 +1,4 @@
-"""Profiles of the state machine: `quick` is what `make test` runs, the same every time; `long` looks further, and anew.
+"""Hypothesis' profiles: `quick` is what `make test` runs, the same every time; `long` looks further, and anew.
 
 `ONCEBOX_MODEL_PROFILE=long pytest tests/model` chooses; the tests marked `long` always take the second.
 """
