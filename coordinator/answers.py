@@ -45,10 +45,7 @@ class Answers:
         self._waiting.clear()
 
     def time_out(self, call: Call) -> None:
-        if self._waiting.pop(call, None) is not None:
-            # A debt may last, and whoever waits for it comes again and again.
-            for entry in self._debts.of(call.command.transactional_id).values():
-                entry.waiters.pop(call, None)
+        self._forget(call)
         if call.held is not None:
             call.resolve(call.held)
             return
@@ -77,8 +74,14 @@ class Answers:
         for entry in entries:
             entry.waiters[call] = one_is_paid
 
+    def _forget(self, call: Call) -> None:
+        if self._waiting.pop(call, None) is not None:
+            # A debt may last, and whoever waits for it comes again and again.
+            for entry in self._debts.of(call.command.transactional_id).values():
+                entry.waiters.pop(call, None)
+
     def _resolve(self, call: Call, accepted: Accepted) -> None:
-        self._waiting.pop(call, None)
+        self._forget(call)
         transactional_id = call.command.transactional_id
         reply = accepted.reply
         still: frozenset[TopicPartition] = frozenset()
