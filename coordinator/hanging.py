@@ -32,7 +32,15 @@ from coordinator.open_transactions import (
 )
 from oncebox import wire
 from oncebox.v1 import manifest_pb2, peer_pb2
-from oncebox.wire import OFFSETS_TOPIC, ClusterMetadata, TopicPartition, TxnMarker, Wire, WireError
+from oncebox.wire import (
+    OFFSETS_TOPIC,
+    ClusterMetadata,
+    OutcomeUnknownError,
+    TopicPartition,
+    TxnMarker,
+    Wire,
+    WireError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -306,8 +314,13 @@ class Hanging:
             coordinator_epoch=max(entry.coordinator_epoch, 0),
             transaction_version=2 if fences else 1,
         )
-        answer = await self._wire.write_txn_markers(leader, [marker], lane=LANE)
-        error = answer.get(entry.producer_id, {}).get(where, wire.ErrorCode.UNKNOWN_SERVER_ERROR)
+        try:
+            answer = await self._wire.write_txn_markers(leader, [marker], lane=LANE)
+        except OutcomeUnknownError:
+            # No reason to say nothing of those before it, or to leave those after it.
+            error = wire.ErrorCode.NETWORK_EXCEPTION
+        else:
+            error = answer.get(entry.producer_id, {}).get(where, wire.ErrorCode.UNKNOWN_SERVER_ERROR)
         logger.warning(
             "hanging transaction on %s:%d, producer id %d, epoch %d, from offset %d: %s %s",
             *where,
