@@ -136,3 +136,25 @@ async def test_a_marker_that_is_not_answered_is_no_word_on_those_before_and_afte
     found = await scene.hanging.find(frozenset({TOPIC}), end=True)
     assert not isinstance(found, Refused), found
     assert [(entry.partition, entry.ended) for entry in found.hanging] == [(0, True), (1, False), (2, True)]
+
+
+async def test_the_feed_is_not_searched_again_for_what_is_known_not_to_be_ours() -> None:
+    scene = Scene(partitions=2)
+    scene.held = [101]
+    assert await scene.sweep() == set()
+    assert await scene.sweep() == {101}
+    assert scene.searched == [{100, 101}, {100, 101}]
+    for _ in range(3):
+        assert await scene.sweep() == set()
+        assert scene.hanging.swept == 1
+    assert scene.searched == [{100, 101}, {100, 101}]
+    # One that is new is looked for, and ended, as ever.
+    scene.brokers.open[TopicPartition(TOPIC, 1)] = 102
+    scene.held = [102]
+    assert await scene.sweep() == set()
+    assert scene.searched[2:] == [{102}]
+    assert await scene.sweep() == {102}
+    # Whoever asks for it is told of the first, too, and may have it ended.
+    found = await scene.hanging.find(frozenset({TOPIC}), end=True)
+    assert not isinstance(found, Refused), found
+    assert [(entry.producer_id, entry.ended) for entry in found.hanging] == [(100, True)]
