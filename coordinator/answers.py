@@ -18,6 +18,9 @@ class Answers:
 
     def answer(self, call: Call, accepted: Accepted) -> None:
         """Now, or once the debts that the reply waits for are paid."""
+        if call.is_over:
+            # Its caller gave up during the append, and what it would wait for may last.
+            return
         reply = accepted.reply
         debts = self._debts.of(call.command.transactional_id)
         if accepted.wait is Wait.ENDED_IS_PAID and isinstance(reply, Ended):
