@@ -18,6 +18,9 @@ class Answers:
 
     def answer(self, call: Call, accepted: Accepted) -> None:
         """Now, or once the debts that the reply waits for are paid."""
+        if call.is_over:
+            # Its caller gave up during the append, and what it would wait for may last.
+            return
         reply = accepted.reply
         debts = self._debts.of(call.command.transactional_id)
         if accepted.wait is Wait.ENDED_IS_PAID and isinstance(reply, Ended):
@@ -45,10 +48,7 @@ class Answers:
         self._waiting.clear()
 
     def time_out(self, call: Call) -> None:
-        if self._waiting.pop(call, None) is not None:
-            # A debt may last, and whoever waits for it comes again and again.
-            for entry in self._debts.of(call.command.transactional_id).values():
-                entry.waiters.pop(call, None)
+        self._forget(call)
         if call.held is not None:
             call.resolve(call.held)
             return
@@ -77,8 +77,14 @@ class Answers:
         for entry in entries:
             entry.waiters[call] = one_is_paid
 
+    def _forget(self, call: Call) -> None:
+        if self._waiting.pop(call, None) is not None:
+            # A debt may last, and whoever waits for it comes again and again.
+            for entry in self._debts.of(call.command.transactional_id).values():
+                entry.waiters.pop(call, None)
+
     def _resolve(self, call: Call, accepted: Accepted) -> None:
-        self._waiting.pop(call, None)
+        self._forget(call)
         transactional_id = call.command.transactional_id
         reply = accepted.reply
         still: frozenset[TopicPartition] = frozenset()

@@ -32,7 +32,15 @@ from coordinator.open_transactions import (
 )
 from oncebox import wire
 from oncebox.v1 import manifest_pb2, peer_pb2
-from oncebox.wire import OFFSETS_TOPIC, ClusterMetadata, TopicPartition, TxnMarker, Wire, WireError
+from oncebox.wire import (
+    OFFSETS_TOPIC,
+    ClusterMetadata,
+    OutcomeUnknownError,
+    TopicPartition,
+    TxnMarker,
+    Wire,
+    WireError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +53,8 @@ ASK_LONG_TIMEOUT_S = 120.0
 LANE = "hanging"
 
 
+# Topic, partition, producer id, epoch, first offset.
+Key = tuple[str, int, int, int, int]
 # All open transactions that the instance at this address knows, and which of these producer ids are, or were, its.
 ListOpen = Callable[[str, Sequence[int]], Awaitable[peer_pb2.ListOpenResponse]]
 # The manifests in the whole feed of these (producer id, epoch).
@@ -84,9 +94,9 @@ class Hanging:
         self._own_topics = own_topics
         self._age_min_ms = age_min_ms
         self._now_ms = now_ms
-        self._first_swept_ms: dict[tuple[str, int, int, int, int], int] = {}
+        self._first_swept_ms: dict[Key, int] = {}
         # Of those: what no id of ours has to do with. That never changes, for nobody is given a producer id twice.
-        self._strangers: set[tuple[str, int, int, int, int]] = set()
+        self._strangers: set[Key] = set()
 
     async def describe(self, topic: str, partition: int) -> PartitionDescription | Refused:
         """Who has a transaction open there; the first of them holds the last stable offset."""
@@ -120,6 +130,10 @@ class Hanging:
 
     async def find(self, topics: frozenset[str], *, end: bool) -> Found | Refused:
         """The hanging ones on these topics (none named: on all that we may see), ended if so asked."""
+        return await self._find(topics, end=end, strangers=set())
+
+    async def _find(self, topics: frozenset[str], *, end: bool, strangers: set[Key]) -> Found | Refused:
+        """How strangers would be ended is left open."""
         try:
             cluster = await self._wire.metadata(topics or None)
             for name in sorted(topics):
@@ -133,8 +147,11 @@ class Hanging:
             if known.missing:
                 return _refuse_unavailable(f"no answer from {', '.join(known.missing)}")
             opened = [self._classified(entry, known) for entry in seen]
-            hanging = await self._with_ends([entry for entry in opened if entry.kind is Kind.HANGING], cluster, known)
-            return Found(hanging=await self._end(hanging) if end else hanging, unexamined=unexamined)
+            hanging = [entry for entry in opened if entry.kind is Kind.HANGING]
+            ends = await self._with_ends([entry for entry in hanging if _key(entry) not in strangers], cluster, known)
+            found = await self._end(ends) if end else ends
+            left = [entry for entry in hanging if _key(entry) in strangers]
+            return Found(hanging=(*found, *left), unexamined=unexamined)
         except WireError as error:
             return _refuse_unavailable(f"no answer from Kafka ({type(error).__name__})")
 
@@ -142,7 +159,8 @@ class Hanging:
         """Ends what sweeps have found hanging for the longest timeout: without a person who asks for it, the age by
         record timestamps, which clients set as they like, would be too little.
         """
-        found = await self.find(frozenset(), end=False)
+        # The feed holds no commit of strangers, and never will: it is long, and they may stay for ever.
+        found = await self._find(frozenset(), end=False, strangers=self._strangers)
         if isinstance(found, Refused):
             return found
         now_ms = self._now_ms()
@@ -156,19 +174,20 @@ class Hanging:
 
     async def _ours(self, hanging: Sequence[Open]) -> list[Open]:
         """Those that our feed has a commit of, or whose producer id is or was that of an id of ours."""
-        unsure = {_key(entry): entry for entry in hanging if entry.may_end and entry.ends_as is not Result.COMMITTED}
-        self._strangers &= unsure.keys()
-        asked = sorted({entry.producer_id for key, entry in unsure.items() if key not in self._strangers})
-        if asked:
-            answers, missing = await self._ask_all(asked)
-            if missing:
-                # The next sweep asks again.
-                return [entry for entry in hanging if _key(entry) not in unsure]
-            held = {producer_id for answer in answers for producer_id in answer.held}
-            for key, entry in unsure.items():
-                if key not in self._strangers and entry.producer_id not in held:
-                    self._strangers.add(key)
-                    _tell_of_stranger(entry)
+        self._strangers &= {_key(entry) for entry in hanging}
+        hanging = [entry for entry in hanging if _key(entry) not in self._strangers]
+        unsure = [entry for entry in hanging if entry.may_end and entry.ends_as is not Result.COMMITTED]
+        if not unsure:
+            return hanging
+        answers, missing = await self._ask_all(sorted({entry.producer_id for entry in unsure}))
+        if missing:
+            # The next sweep asks again.
+            return [entry for entry in hanging if entry not in unsure]
+        held = {producer_id for answer in answers for producer_id in answer.held}
+        for entry in unsure:
+            if entry.producer_id not in held:
+                self._strangers.add(_key(entry))
+                _tell_of_stranger(entry)
         return [entry for entry in hanging if _key(entry) not in self._strangers]
 
     @property
@@ -306,8 +325,13 @@ class Hanging:
             coordinator_epoch=max(entry.coordinator_epoch, 0),
             transaction_version=2 if fences else 1,
         )
-        answer = await self._wire.write_txn_markers(leader, [marker], lane=LANE)
-        error = answer.get(entry.producer_id, {}).get(where, wire.ErrorCode.UNKNOWN_SERVER_ERROR)
+        try:
+            answer = await self._wire.write_txn_markers(leader, [marker], lane=LANE)
+        except OutcomeUnknownError:
+            # No reason to say nothing of those before it, or to leave those after it.
+            error = wire.ErrorCode.NETWORK_EXCEPTION
+        else:
+            error = answer.get(entry.producer_id, {}).get(where, wire.ErrorCode.UNKNOWN_SERVER_ERROR)
         logger.warning(
             "hanging transaction on %s:%d, producer id %d, epoch %d, from offset %d: %s %s",
             *where,
@@ -332,7 +356,7 @@ def _tell_of_stranger(entry: Open) -> None:
     )
 
 
-def _key(entry: Open) -> tuple[str, int, int, int, int]:
+def _key(entry: Open) -> Key:
     return entry.topic, entry.partition, entry.producer_id, entry.epoch, entry.offset_first
 
 

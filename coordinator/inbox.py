@@ -116,6 +116,8 @@ class Inbox:
         self._calls: deque[Call] = deque()
         self._looked_through_at = CALLS_KEPT
         self._parked: dict[str, list[Call]] = {}
+        # By id: when the first of its parked calls is looked at again, and with it the others.
+        self._again: dict[str, asyncio.TimerHandle] = {}
         self._filled = asyncio.Event()
 
     def put(self, call: Call) -> None:
@@ -138,6 +140,8 @@ class Inbox:
         self._filled.clear()
 
     def unpark(self, transactional_id: str) -> None:
+        if (timer := self._again.pop(transactional_id, None)) is not None:
+            timer.cancel()
         for call in self._parked.pop(transactional_id, ()):
             if not call.is_over:
                 call.held = None
@@ -147,6 +151,9 @@ class Inbox:
         calls = [*self._calls, *(call for parked in self._parked.values() for call in parked)]
         self._calls.clear()
         self._parked.clear()
+        for timer in self._again.values():
+            timer.cancel()
+        self._again.clear()
         return calls
 
     def next_batch(self) -> Batch:
@@ -233,8 +240,14 @@ class Inbox:
         self._still_parked(transactional_id).append(call)
         call.has_waited = True
         call.held = blocked.refusal
-        delay_s = max(blocked.again_at_ms - now_ms, 1) / 1000
-        asyncio.get_running_loop().call_later(delay_s, self.unpark, transactional_id)
+        loop = asyncio.get_running_loop()
+        again_at_s = loop.time() + max(blocked.again_at_ms - now_ms, 1) / 1000
+        timer = self._again.get(transactional_id)
+        # One for all: each of several would set one more for every call that it brings back.
+        if timer is None or again_at_s < timer.when():
+            if timer is not None:
+                timer.cancel()
+            self._again[transactional_id] = loop.call_at(again_at_s, self.unpark, transactional_id)
 
     def _accept_without_record(
         self, call: Call, decision: Accepted, state: IdState | None, now_ms: int, batch: Batch

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 SQL = queries("oncebox", "atomic.sql")
 PARAMETER = re.compile(r"(?<![:\w]):(\w+)(?![:\w])")
 READ_COMMITTED = "READ COMMITTED"
-IDLE = 0  # psycopg.pq.TransactionStatus.IDLE
+# psycopg.pq.TransactionStatus: idle, and unknown, since the connection is lost. What is done on that one says so.
+NOT_IN_TRANSACTION = {0, 4}
 PLACEHOLDERS = {name: PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")) for name, text in SQL.items()}
 
 
@@ -82,7 +83,7 @@ class _BlockingPsycopg:
         self._begun: tuple[Any, Any] | None = None
 
     def in_transaction(self) -> bool:
-        return bool(self._connection.info.transaction_status != IDLE)
+        return self._connection.info.transaction_status not in NOT_IN_TRANSACTION
 
     def begin(self) -> None:
         """By psycopg's own block: the first one of the application would else be the outermost, and commit on leaving.
@@ -136,7 +137,7 @@ class _AsyncPsycopg:
         self._begun: tuple[Any, Any] | None = None
 
     def in_transaction(self) -> bool:
-        return bool(self._connection.info.transaction_status != IDLE)
+        return self._connection.info.transaction_status not in NOT_IN_TRANSACTION
 
     async def begin(self) -> None:
         block = self._connection.transaction()

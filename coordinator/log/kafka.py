@@ -222,7 +222,9 @@ class _Lane:
                 else:
                     future.set_result((appended.error, appended.base_offset))
 
-    async def _refresh(self, sent: "Gathered") -> None:
-        """The broker may be gone for good: the next attempt must know the new leaders."""
-        with suppress(WireError):
+    async def _refresh(self, sent: Gathered) -> None:
+        """The broker may be gone for good: the next attempt must know the new leaders. If not even that can be had, the
+        next attempt is told.
+        """
+        with suppress(Exception):
             await self._wire.metadata({where.topic for where in sent}, timeout_ms=APPEND_TIMEOUT_MS)

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from coordinator import inbox as module
 from coordinator.calls import Answer
-from coordinator.core.commands import End, Ended, ErrorCode, Granted, Refused, Register
-from coordinator.core.grants import Limits
+from coordinator.core.commands import Command, Decision, End, Ended, ErrorCode, Granted, Refused, Register
+from coordinator.core.decide import decide
+from coordinator.core.grants import Context, Limits
 from coordinator.core.invariants import InvariantBrokenError, check_step
 from coordinator.core.records import Contents, Grant, IdState, Result, Run, TopicPartition, Written
 from coordinator.log.port import Kind
@@ -253,5 +254,41 @@ def test_commits_wait_while_the_feed_is_away(caplog: pytest.LogCaptureFixture) -
             feed.set()
             assert isinstance(await waiting, Answer)
             assert len(caplog.messages) == 1
+
+    run(work())
+
+
+def test_who_waits_for_long_is_looked_at_no_more_often_the_more_have_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call would else leave a timer behind, and each timer bring back whoever waits by then, with one more."""
+    looks = 0
+
+    def counted(state: IdState | None, command: Command, context: Context) -> Decision:
+        nonlocal looks
+        looks += isinstance(command, Register)
+        return decide(state, command, context)
+
+    async def work() -> None:
+        nonlocal looks
+        async with serving() as instance, asyncio.timeout(3_600):
+            # Two transactions owe their markers to the partition, for hours: nobody may register it.
+            grant = await second_grant(instance)
+            second = await end(instance, grant, 1)
+            assert second.next_grant is not None
+            command = Register(
+                transactional_id="a",
+                grant=second.next_grant,
+                partitions=frozenset({P0}),
+                topic_ids={"t": TOPIC_ID},
+            )
+            monkeypatch.setattr(module, "decide", counted)
+            counts = []
+            for _ in range(100):
+                looks = 0
+                refused = await instance.router.call(command, 10_300)
+                assert isinstance(refused, Refused)
+                assert refused.code is ErrorCode.CONCURRENT_TRANSACTIONS
+                counts.append(looks)
+                await asyncio.sleep(0.02)
+            assert max(counts) <= 12
 
     run(work())

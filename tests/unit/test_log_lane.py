@@ -19,6 +19,7 @@ class Line:
     def __init__(self, failure: Exception) -> None:
         self.fails = asyncio.Event()
         self._failure: Exception | None = failure
+        self.metadata_failure: Exception | None = None
 
     async def produce(self, _node_id: int, batches: Mapping[TopicPartition, bytes], **_: Any) -> Any:
         failure, self._failure = self._failure, None
@@ -28,12 +29,15 @@ class Line:
         return {where: Appended(ErrorCode.NONE, 7, -1, 0, None) for where in batches}
 
     async def metadata(self, *_: Any, **__: Any) -> None:
-        pass
+        if self.metadata_failure is not None:
+            raise self.metadata_failure
 
 
+@pytest.mark.parametrize("metadata_failure", [None, OutcomeUnknownError("lost"), RuntimeError("odd")])
 @pytest.mark.parametrize("failure", [OutcomeUnknownError("lost"), AuthenticationError("denied"), RuntimeError("odd")])
-async def test_what_gathers_behind_a_request_that_fails_is_sent(failure: Exception):
+async def test_what_gathers_behind_a_request_that_fails_is_sent(failure: Exception, metadata_failure: Exception | None):
     line: Any = Line(failure)
+    line.metadata_failure = metadata_failure
     lane = _Lane(line, 1)
     first = lane.append(FIRST, b"first")
     await asyncio.sleep(0.01)

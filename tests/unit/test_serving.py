@@ -211,6 +211,41 @@ def test_callers_who_have_given_up_are_not_kept_while_a_debt_is_not_paid() -> No
     run(work())
 
 
+def test_who_asks_for_an_end_again_and_again_is_not_kept_while_its_debt_is_not_paid() -> None:
+    """Each time it is told what is owed, after a wait."""
+
+    async def work() -> None:
+        async with serving() as instance:
+            grant = await _registered(instance, "a")
+            abort = End(transactional_id="a", grant=grant, result=Result.ABORTED)
+            assert isinstance(await instance.router.call(abort, TIMEOUT_MS), Answer)
+            before = _calls_in_memory()
+            for _ in range(MANY):
+                answer = await instance.router.call(abort, TIMEOUT_MS)
+                assert isinstance(answer, Answer)
+                assert not answer.complete
+            assert _calls_in_memory() - before < FEW
+
+    run(work())
+
+
+def test_callers_who_gave_up_during_the_append_are_not_kept_while_a_debt_is_not_paid() -> None:
+    async def work() -> None:
+        async with serving() as instance:
+            grant = await _registered(instance, "a")
+            abort = End(transactional_id="a", grant=grant, result=Result.ABORTED, decided_is_enough=True)
+            assert isinstance(await instance.router.call(abort, TIMEOUT_MS), Answer)
+            before = _calls_in_memory()
+            for number in range(MANY):
+                instance.store.takes_appends[Kind.LOG].clear()
+                assert isinstance(await instance.router.call(_init("a", f"{number}"), 100), Refused)
+                instance.store.takes_appends[Kind.LOG].set()
+                await asyncio.sleep(1)
+            assert _calls_in_memory() - before < FEW
+
+    run(work())
+
+
 def test_callers_who_have_given_up_are_not_kept_while_no_producer_ids_come() -> None:
     async def work() -> None:
         async with serving() as instance:

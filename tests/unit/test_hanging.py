@@ -1,0 +1,160 @@
+"""The end of transactions that nobody knows, and the search for them, on brokers of the test's own."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from coordinator.core.commands import Refused
+from coordinator.hanging import NATIVE_LOG, Hanging
+from oncebox.v1 import manifest_pb2, peer_pb2
+from oncebox.wire import (
+    ActiveProducer,
+    ClusterMetadata,
+    ErrorCode,
+    NativeTransactions,
+    OutcomeUnknownError,
+    PartitionMetadata,
+    PartitionProducers,
+    TopicMetadata,
+    TopicPartition,
+    TxnMarker,
+)
+from tests.support.memory_calls import MemoryCalls
+
+TOPIC = "t"
+HOUR_MS = 3_600_000
+BROKER = 1
+
+
+class Brokers:
+    """One topic, with an open transaction of a producer id of its own on each partition."""
+
+    def __init__(self, partitions: int) -> None:
+        self.open = {TopicPartition(TOPIC, index): 100 + index for index in range(partitions)}
+        # Markers for these are not answered.
+        self.mute: set[TopicPartition] = set()
+
+    async def metadata(self, topics: Collection[str] | None) -> ClusterMetadata:
+        def described(name: str, count: int) -> TopicMetadata:
+            partition = PartitionMetadata(
+                error=ErrorCode.NONE,
+                leader_id=BROKER,
+                leader_epoch=0,
+                replica_ids=(),
+                in_sync_ids=(),
+                offline_ids=(),
+            )
+            partitions = dict.fromkeys(range(count), partition)
+            return TopicMetadata(error=ErrorCode.NONE, topic_id=UUID(int=1), is_internal=False, partitions=partitions)
+
+        names = {TOPIC: len(self.open)} if topics is None else dict.fromkeys(topics, len(self.open))
+        brokers: Any = {BROKER: None}
+        return ClusterMetadata(
+            cluster_id=None,
+            controller_id=None,
+            brokers=brokers,
+            topics={name: described(name, 0 if name == NATIVE_LOG else count) for name, count in names.items()},
+        )
+
+    def leader_id(self, _partition: TopicPartition) -> int:
+        return BROKER
+
+    async def describe_producers(
+        self, _broker: int, partitions: Iterable[TopicPartition], **_: Any
+    ) -> Mapping[TopicPartition, PartitionProducers]:
+        def described(producer_id: int) -> ActiveProducer:
+            return ActiveProducer(
+                producer_id=producer_id,
+                producer_epoch=0,
+                last_sequence=0,
+                last_timestamp_ms=0,
+                coordinator_epoch=-1,
+                txn_start_offset=0,
+            )
+
+        return {
+            where: PartitionProducers(
+                error=ErrorCode.NONE,
+                error_message=None,
+                producers=(described(self.open[where]),) if where in self.open else (),
+            )
+            for where in partitions
+        }
+
+    async def may_describe_transactions(self, _broker: int, **_: Any) -> bool:
+        return True
+
+    async def list_transactions(self, _broker: int, **_: Any) -> NativeTransactions:
+        return NativeTransactions(error=ErrorCode.NONE, transactions=())
+
+    async def write_txn_markers(self, _broker: int, markers: Sequence[TxnMarker], **_: Any) -> Any:
+        (marker,) = markers
+        (where,) = marker.partitions
+        if where in self.mute:
+            raise OutcomeUnknownError("no answer")
+        del self.open[where]
+        return {marker.producer_id: {where: ErrorCode.NONE}}
+
+
+class Scene:
+    def __init__(self, partitions: int) -> None:
+        self.brokers = Brokers(partitions)
+        self.now_ms = 10 * HOUR_MS
+        self.held: list[int] = []
+        # Of what the feed was searched for commits.
+        self.searched: list[set[int]] = []
+        wire: Any = self.brokers
+        self.hanging = Hanging(
+            wire=wire,
+            calls=MemoryCalls(partition_count=1),
+            list_open=self.list_open,
+            find_manifests=self.find_manifests,
+            own_topics=frozenset(),
+            age_min_ms=HOUR_MS,
+            now_ms=lambda: self.now_ms,
+        )
+
+    async def list_open(self, _address: str, producer_ids: Sequence[int]) -> peer_pb2.ListOpenResponse:
+        held = [each for each in self.held if each in producer_ids]
+        return peer_pb2.ListOpenResponse(log_partitions=[0], held=held)
+
+    async def find_manifests(self, producers: frozenset[tuple[int, int]]) -> Sequence[manifest_pb2.Manifest]:
+        self.searched.append({producer_id for producer_id, _ in producers})
+        return []
+
+    async def sweep(self) -> set[int]:
+        """The producer ids whose transactions it has ended."""
+        swept = await self.hanging.sweep()
+        assert not isinstance(swept, Refused), swept
+        self.now_ms += HOUR_MS
+        return {entry.producer_id for entry in swept if entry.ended}
+
+
+async def test_a_marker_that_is_not_answered_is_no_word_on_those_before_and_after_it() -> None:
+    scene = Scene(partitions=3)
+    scene.brokers.mute = {TopicPartition(TOPIC, 1)}
+    found = await scene.hanging.find(frozenset({TOPIC}), end=True)
+    assert not isinstance(found, Refused), found
+    assert [(entry.partition, entry.ended) for entry in found.hanging] == [(0, True), (1, False), (2, True)]
+
+
+async def test_the_feed_is_not_searched_again_for_what_is_known_not_to_be_ours() -> None:
+    scene = Scene(partitions=2)
+    scene.held = [101]
+    assert await scene.sweep() == set()
+    assert await scene.sweep() == {101}
+    assert scene.searched == [{100, 101}, {100, 101}]
+    for _ in range(3):
+        assert await scene.sweep() == set()
+        assert scene.hanging.swept == 1
+    assert scene.searched == [{100, 101}, {100, 101}]
+    # One that is new is looked for, and ended, as ever.
+    scene.brokers.open[TopicPartition(TOPIC, 1)] = 102
+    scene.held = [102]
+    assert await scene.sweep() == set()
+    assert scene.searched[2:] == [{102}]
+    assert await scene.sweep() == {102}
+    # Whoever asks for it is told of the first, too, and may have it ended.
+    found = await scene.hanging.find(frozenset({TOPIC}), end=True)
+    assert not isinstance(found, Refused), found
+    assert [(entry.producer_id, entry.ended) for entry in found.hanging] == [(100, True)]
