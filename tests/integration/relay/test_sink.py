@@ -80,6 +80,19 @@ def test_values_keep_what_they_are(bench: MakeBench) -> None:
     assert made.rows("SELECT count(*) FROM orders WHERE num_nulls(small, doc, doc2, tags, m, span) = 6") == [(1,)]
 
 
+@pytest.mark.parametrize("records", [1, 2])  # the first is copied straight in, the second is staged
+def test_text_is_what_it_was_whatever_encoding_the_environment_asks_for(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch, records: int
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "WIN1252")
+    made = bench(f"CREATE TABLE orders (id bigint PRIMARY KEY, state text, doc jsonb, {GUARD})", [ORDERS_SECTION])
+    for at in range(records):
+        made.apply(record(at, '{"id": 1, "state": "ü😀", "doc": {"ä": "€"}}'.encode()))
+    assert made.rows("SELECT octet_length(state), doc = jsonb_build_object(chr(228), chr(8364)) FROM orders") == [
+        (6, True)
+    ]
+
+
 def test_of_several_records_of_one_row_the_last_is_written(bench: MakeBench) -> None:
     made = bench(ORDERS, [ORDERS_SECTION])
     made.apply(
