@@ -330,6 +330,17 @@ def test_a_row_whose_reference_comes_later_is_not_blamed_for_another(bench: Make
     assert made.rows("SELECT value, state FROM oncebox.dead_letter") == [(bad, "skipped")]
 
 
+def test_a_deferred_reference_from_a_table_that_is_not_ours_is_judged(bench: MakeBench) -> None:
+    """PostgreSQL would ask for it only at the commit, where nobody can tell any more what is to blame."""
+    ddl = f"{ORDERS}; CREATE TABLE notes (about bigint REFERENCES orders DEFERRABLE INITIALLY DEFERRED)"
+    made = bench(ddl, [ORDERS_SECTION], on_error="park")
+    made.apply(record(0, b'{"id": 1, "state": "new"}'))
+    made.connection.execute("INSERT INTO notes VALUES (1)")
+    done = made.apply(record(1, None, key=b'{"id": 1}'), record(2, b'{"id": 2, "state": "new"}'))
+    assert [(letter.record.offset, letter.state) for letter in done.letters] == [(1, "parked")]
+    assert state(made) == [(1, "new"), (2, "new")]
+
+
 def test_a_unique_value_may_move_from_one_row_to_another(bench: MakeBench) -> None:
     made = bench(f"CREATE TABLE orders (id bigint PRIMARY KEY, state text UNIQUE, {GUARD})", [ORDERS_SECTION])
     made.apply(record(0, b'{"id": 1, "state": "x"}'))
