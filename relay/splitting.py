@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from psycopg.errors import ExclusionViolation, ForeignKeyViolation, UniqueViolation
+from psycopg.errors import ExclusionViolation, ForeignKeyViolation, RestrictViolation, UniqueViolation
 
 from relay.database import told
 from relay.plan import Plan, Unit, make_plan, rows_of, where_of
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 CHUNK_RECORDS = 1_000
 # Where many are to be skipped, and others stand behind them: so many are judged each with a pass of its own.
 JUDGED_ALONE_MAX = 10
+# A row refers to nothing, or is referred to. (The latter under RESTRICT has an error of its own since PostgreSQL 18.)
+REFERENCES = (ForeignKeyViolation, RestrictViolation)
 
 
 class MissingReferenceError(RelayError):
@@ -107,9 +109,9 @@ class Split:
                 self._settled_count += 1
                 self._row_count += sum(row_counts)
                 return
-            if isinstance(again, ForeignKeyViolation):
+            if isinstance(again, REFERENCES):
                 refused = again
-        if isinstance(refused, ForeignKeyViolation) or (
+        if isinstance(refused, REFERENCES) or (
             # It may be what another one gives up that is set aside.
             self._aside and isinstance(refused, UniqueViolation | ExclusionViolation)
         ):
@@ -152,7 +154,7 @@ class Split:
         failed = {number: refused for number, refused in sorted(self._aside.items()) if refused is not None}
         if self._waits_for_references:
             for number, refused in failed.items():
-                if isinstance(refused, ForeignKeyViolation):
+                if isinstance(refused, REFERENCES):
                     where = where_of(self._units[number].records[0])
                     raise MissingReferenceError(f"{where}: {told(refused)}") from refused
         first = self._first_in_the_way(failed)
