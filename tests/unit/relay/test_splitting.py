@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from psycopg.errors import CheckViolation, ForeignKeyViolation, UniqueViolation
@@ -49,6 +49,8 @@ class Batch:
         # Children by offset: a row that is written says of which record it is.
         self._parent_of: dict[int, str] = {}
         self.attempts = 0
+        # Rows, however often.
+        self.planned = 0
 
     def parent(self, *names: str) -> Batch:
         return self.add(*(("parents", name, "") for name in names))
@@ -71,6 +73,7 @@ class Batch:
         self.attempts += 1
         parents, children = self.parents.copy(), self.children.copy()
         for plan in plans:
+            self.planned += plan.row_count
             for each in plan.rounds:
                 parents |= {str(key[0]) for key in each.get(0, Stage()).last}
                 for key, (_, offset, _, _) in each.get(1, Stage()).last.items():
@@ -179,6 +182,32 @@ def test_many_orphans_cost_no_more_than_a_few_attempts_each(on_error: str):
     assert len(done.letters) == 2 * count
     assert batch.children == {"c": "p"}
     assert batch.attempts < 15 * 2 * count
+
+
+def test_many_records_of_one_orphan_are_planned_a_few_times_each():
+    count = 300
+    batch = Batch().parent("p")
+    for _ in range(count):
+        batch.child("orphan", "nobody")
+    assert judged(batch.run("skip")) == [("orphan", "skipped")] * count
+    assert batch.planned < 60 * count
+
+
+@pytest.mark.parametrize("on_error", ["skip", "park"])
+def test_many_are_judged_at_once(on_error: str, monkeypatch: pytest.MonkeyPatch):
+    """Each by itself would take time by the square of their number, in which the database hears nothing."""
+    batch, plan_count = Batch(), 0
+    for number in range(300):
+        batch.child(f"orphan-{number}", "nobody")
+
+    def counted(*given: Any, **named: Any) -> Plan:
+        nonlocal plan_count
+        plan_count += 1
+        return make_plan(*given, **named)
+
+    monkeypatch.setattr("relay.splitting.make_plan", counted)
+    assert len(batch.run(on_error).letters) == 300
+    assert plan_count <= batch.attempts
 
 
 def test_record_by_record_a_long_transaction_is_planned_as_it_is_written():
