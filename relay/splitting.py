@@ -44,15 +44,15 @@ class Split:
         holds: frozenset[Hold],
         write: Callable[[Iterable[Plan]], psycopg.Error | None],
         *,
-        waits_for_references: bool,
+        waits_from: int | None,
     ) -> None:
-        """`write`: all of it, or why the database refuses it. `waits_for_references`: nothing is judged for lack of a
-        row that it refers to.
+        """`write`: all of it, or why the database refuses it. `waits_from`: from this unit on, none is judged for lack
+        of a row that it refers to.
         """
         self._planner = planner
         self._units = units
         self._write = write
-        self._waits_for_references = waits_for_references
+        self._waits_from = waits_from
         # After what is written and judged so far.
         self._holds = holds
         self._letters: list[Letter] = []
@@ -120,6 +120,7 @@ class Split:
         if may_yet_go and self._judgement_count < JUDGEMENTS_MAX:
             self._set_aside(number, refused)
         else:
+            self._check_waiting({number: refused})
             self._refuse({number: refused})
 
     def _one_by_one(self, unit: Unit, row_counts: list[int]) -> Iterator[Plan]:
@@ -155,11 +156,7 @@ class Split:
     def _judge(self) -> None:
         """Nothing of what is set aside can be written."""
         failed = {number: refused for number, refused in sorted(self._aside.items()) if refused is not None}
-        if self._waits_for_references:
-            for number, refused in failed.items():
-                if isinstance(refused, REFERENCES):
-                    where = where_of(self._units[number].records[0])
-                    raise MissingReferenceError(f"{where}: {told(refused)}") from refused
+        self._check_waiting(failed)
         first = self._first_in_the_way(failed)
         if first is not None and self._judgement_count < JUDGED_ALONE_MAX:
             failed = {first: failed[first]}
@@ -167,6 +164,12 @@ class Split:
         for number in failed:
             del self._aside[number]
         self._refuse(failed)
+
+    def _check_waiting(self, failed: Mapping[int, psycopg.Error]) -> None:
+        for number, refused in failed.items():
+            if self._waits_from is not None and number >= self._waits_from and isinstance(refused, REFERENCES):
+                where = where_of(self._units[number].records[0])
+                raise MissingReferenceError(f"{where}: {told(refused)}") from refused
 
     def _first_in_the_way(self, failed: Iterable[int]) -> int | None:
         """Without it others may be written, which may be what the rest lacks. (Not behind one that is parked.)"""
