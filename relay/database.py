@@ -46,6 +46,8 @@ def connect(settings: RelaySettings, instance: str) -> Connection:
         autocommit=True,
         connect_timeout=CONNECT_TIMEOUT_S,
         application_name=application_name(instance),
+        # Rows are made as UTF-8, whatever environment or DSN make of that.
+        client_encoding="UTF8",
         **KEEPALIVE,
     )
     if any(section.ordering is not None for section in settings.tables):

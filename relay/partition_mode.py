@@ -288,6 +288,7 @@ class PartitionSession:
             self._sources |= begin(connection, self._settings, self._admin, self._topics)
         self._own.take(connection, self._sources, places)
         self._writer.load_holds()
+        self._writer.load_letters_read_again()
         for each in partitions:
             each.offset = self._own.held[each.topic, each.partition].next_offset
         consumer.incremental_assign(partitions)

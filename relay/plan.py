@@ -259,11 +259,11 @@ def make_plan(
     holds: frozenset[Hold],
     *,
     lowest: Mapping[tuple[str, int], int] | None = None,
-    refused: str | None = None,
+    refused: Sequence[str] | None = None,
     one_by_one: bool = False,
 ) -> Plan:
-    """`lowest`: of each partition the lowest offset, if somebody knows it already. `refused`: why the database did not
-    take these units. `one_by_one`: a round for each record.
+    """`lowest`: of each partition the lowest offset, if somebody knows it already. `refused`: of each unit, why the
+    database did not take it. `one_by_one`: a round for each record.
     """
     sources = planner.sources
     is_replay = _is_replay(planner, units, lowest)
@@ -276,7 +276,7 @@ def make_plan(
     letters: list[Letter] = []
     held = set(holds)
     for number, unit in enumerate(units):
-        error, state, bad = refused, "parked", unit.records[0]
+        error, state, bad = refused[number] if refused else None, "parked", unit.records[0]
         changes: list[tuple[int, RowMapper, int, int, Change]] = []
         for record in unit.records:
             try:

@@ -74,8 +74,8 @@ class Sink:
         self._statements = [statements(target, number) for number, target in enumerate(targets)]
         # Staging tables that hold rows of this transaction already.
         self._staged: set[int] = set()
-        # A row whose foreign key refers to nothing may find it in what comes later.
-        self.waits_for_references = False
+        # From this unit on, a row whose foreign key refers to nothing may find it in what comes later.
+        self.waits_from: int | None = None
         tables = [str(target.table) for target in targets]
         self._has_deferrable = connection.execute(query("has_deferrable"), {"tables": tables}).fetchone() == (True,)
         plain = {name for (name,) in connection.execute(query("plain_tables"), {"tables": tables})}
@@ -167,7 +167,7 @@ class Sink:
         count = sum(len(unit.records) for unit in units)
         if count > PLANNED_AT_ONCE:
             self._connection.execute(query("allow_planning"), {"more_ms": count // PLANNED_PER_MS})
-        split = Split(planner, units, holds, self._try, waits_for_references=self.waits_for_references)
+        split = Split(planner, units, holds, self._try, waits_from=self.waits_from)
         return split.run(refused)
 
     def _try(self, plans: Iterable[Plan]) -> psycopg.Error | None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from psycopg.errors import ExclusionViolation, ForeignKeyViolation, UniqueViolation
+from psycopg.errors import ExclusionViolation, ForeignKeyViolation, RestrictViolation, UniqueViolation
 
 from relay.database import told
 from relay.plan import Plan, Unit, make_plan, rows_of, where_of
 from relay.types import RelayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import psycopg
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 CHUNK_RECORDS = 1_000
 # Where many are to be skipped, and others stand behind them: so many are judged each with a pass of its own.
 JUDGED_ALONE_MAX = 10
+# Each time that some are judged, all that is left is planned anew: after so many times the rest is judged as it comes.
+JUDGEMENTS_MAX = 20
+# A row refers to nothing, or is referred to. (The latter under RESTRICT has an error of its own since PostgreSQL 18.)
+REFERENCES = (ForeignKeyViolation, RestrictViolation)
 
 
 class MissingReferenceError(RelayError):
@@ -40,21 +44,21 @@ class Split:
         holds: frozenset[Hold],
         write: Callable[[Iterable[Plan]], psycopg.Error | None],
         *,
-        waits_for_references: bool,
+        waits_from: int | None,
     ) -> None:
-        """`write`: all of it, or why the database refuses it. `waits_for_references`: nothing is judged for lack of a
-        row that it refers to.
+        """`write`: all of it, or why the database refuses it. `waits_from`: from this unit on, none is judged for lack
+        of a row that it refers to.
         """
         self._planner = planner
         self._units = units
         self._write = write
-        self._waits_for_references = waits_for_references
+        self._waits_from = waits_from
         # After what is written and judged so far.
         self._holds = holds
         self._letters: list[Letter] = []
         self._row_count = 0
         self._settled_count = 0
-        self._judged_alone_count = 0
+        self._judgement_count = 0
         # By number, those that are set aside: why, or None if only because they stand behind another one.
         self._aside: dict[int, psycopg.Error | None] = {}
         self._aside_rows: set[Hold] = set()
@@ -107,15 +111,17 @@ class Split:
                 self._settled_count += 1
                 self._row_count += sum(row_counts)
                 return
-            if isinstance(again, ForeignKeyViolation):
+            if isinstance(again, REFERENCES):
                 refused = again
-        if isinstance(refused, ForeignKeyViolation) or (
+        may_yet_go = isinstance(refused, REFERENCES) or (
             # It may be what another one gives up that is set aside.
             self._aside and isinstance(refused, UniqueViolation | ExclusionViolation)
-        ):
+        )
+        if may_yet_go and self._judgement_count < JUDGEMENTS_MAX:
             self._set_aside(number, refused)
         else:
-            self._refuse(number, refused)
+            self._check_waiting({number: refused})
+            self._refuse({number: refused})
 
     def _one_by_one(self, unit: Unit, row_counts: list[int]) -> Iterator[Plan]:
         """Planned as it is written: the database ends a transaction in which nothing happens for long. (Nothing of the
@@ -150,29 +156,32 @@ class Split:
     def _judge(self) -> None:
         """Nothing of what is set aside can be written."""
         failed = {number: refused for number, refused in sorted(self._aside.items()) if refused is not None}
-        if self._waits_for_references:
-            for number, refused in failed.items():
-                if isinstance(refused, ForeignKeyViolation):
-                    where = where_of(self._units[number].records[0])
-                    raise MissingReferenceError(f"{where}: {told(refused)}") from refused
+        self._check_waiting(failed)
         first = self._first_in_the_way(failed)
-        if first is not None and self._judged_alone_count < JUDGED_ALONE_MAX:
-            self._judged_alone_count += 1
+        if first is not None and self._judgement_count < JUDGED_ALONE_MAX:
             failed = {first: failed[first]}
-        for number, refused in failed.items():
+        self._judgement_count += 1
+        for number in failed:
             del self._aside[number]
-            self._refuse(number, refused)
+        self._refuse(failed)
+
+    def _check_waiting(self, failed: Mapping[int, psycopg.Error]) -> None:
+        for number, refused in failed.items():
+            if self._waits_from is not None and number >= self._waits_from and isinstance(refused, REFERENCES):
+                where = where_of(self._units[number].records[0])
+                raise MissingReferenceError(f"{where}: {told(refused)}") from refused
 
     def _first_in_the_way(self, failed: Iterable[int]) -> int | None:
         """Without it others may be written, which may be what the rest lacks. (Not behind one that is parked.)"""
         if self._planner.on_error == "park":
             return None
-        behind = [self._rows_of(number) for number, refused in self._aside.items() if refused is None]
-        found = (number for number in failed if any(not rows.isdisjoint(self._rows_of(number)) for rows in behind))
-        return next(found, None)
+        behind = {row for number, refused in self._aside.items() if refused is None for row in self._rows_of(number)}
+        return next((number for number in failed if not behind.isdisjoint(self._rows_of(number))), None)
 
-    def _refuse(self, number: int, refused: psycopg.Error) -> None:
-        self._settle([number], make_plan(self._planner, [self._units[number]], self._holds, refused=told(refused)))
+    def _refuse(self, refused: Mapping[int, psycopg.Error]) -> None:
+        """All of them with one plan: they may be many, and the database hears nothing meanwhile."""
+        units, errors = [self._units[number] for number in refused], [told(error) for error in refused.values()]
+        self._settle([*refused], make_plan(self._planner, units, self._holds, refused=errors))
 
     def _settle(self, numbers: Sequence[int], plan: Plan) -> None:
         self._letters += [letter._replace(unit=numbers[letter.unit]) for letter in plan.letters]

@@ -288,15 +288,20 @@ class TransactionSession:
         """
         reader, sink = batch.reader, self._writer.sink
         coming: Coming | None = None
+        # So many units had been met when what is coming was asked for; and so many have waited for all there was.
+        met = waited = 0
         try:
             while not self._stop.is_set():
-                sink.waits_for_references = coming is None or (not batch.is_full and await coming.is_open())
+                if coming is not None and not await coming.is_open():
+                    waited, coming = met, None
+                sink.waits_from = None if batch.is_full else waited
                 try:
                     await self._in_writer(self._write, batch, prepared, asked)
                     return True
                 except MissingReferenceError as error:
                     self._status.turn("RUNNING", f"waits for a reference: {error}")
-                    coming = coming or Coming(reader)
+                    if coming is None:
+                        coming, met = Coming(reader), len(prepared.units)
                 tried = len(batch.pieces)
                 # Each attempt costs as much as the batch is long: so not one for each that has come.
                 while len(batch.pieces) < 2 * tried and not batch.is_full and await coming.is_open():
@@ -311,7 +316,7 @@ class TransactionSession:
                 prepared, asked = await asyncio.get_running_loop().run_in_executor(self._planning, self._prepare, batch)
             return False
         finally:
-            sink.waits_for_references = False
+            sink.waits_from = None
 
     def _prepare(self, batch: Batch) -> tuple[Prepared, Callable[[], Topics]]:
         # All of it has been read; the answer comes while it is prepared.

@@ -258,6 +258,8 @@ def _published_ids(settings: OutboxSettings, topic: str) -> Iterable[bytes]:
         | {
             "group.id": f"oncebox-outbox-resync-{uuid.uuid4().hex[:8]}",
             "isolation.level": "read_committed",
+            # Where retention is faster than we are, all that is left counts.
+            "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
             "enable.auto.commit": False,
         }

@@ -38,8 +38,10 @@ WHERE c.contype = 'f' AND c.conrelid = ANY(%(tables)s::text[]::regclass[]::oid[]
   AND c.confrelid = ANY(%(tables)s::text[]::regclass[]::oid[]);
 
 -- name: has_deferrable
+-- Of these tables, or of others that refer to them.
 SELECT EXISTS (SELECT FROM pg_constraint c
-               WHERE c.condeferrable AND c.conrelid = ANY(%(tables)s::text[]::regclass[]::oid[]));
+               WHERE c.condeferrable AND (c.conrelid = ANY(%(tables)s::text[]::regclass[]::oid[])
+                                          OR c.confrelid = ANY(%(tables)s::text[]::regclass[]::oid[])));
 
 -- name: plain_tables
 -- Those into which COPY does what INSERT does: no view, no rules, no policies, no column that is always the database's.

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka import Producer as StockProducer
+from confluent_kafka.admin import AdminClient
 
+from oncebox.wire import librdkafka_config
 from relay.outbox import parked
 from relay.outbox import resync as work
 from relay.outbox.database import Database
@@ -163,6 +165,22 @@ async def test_what_is_behind_an_open_transaction_is_not_published_again(outbox:
         await outbox.write(3)
         seen = await outbox.wait_published(3)
     assert [row for each in seen for row in each.ids] == [1, 2, 3]
+
+
+def test_a_topic_that_is_cut_off_while_it_is_read_is_read_on(outbox: Outbox, monkeypatch):
+    """By its retention: what is left of it is published all the same."""
+    stock = StockProducer({"bootstrap.servers": outbox.one.bootstrap_servers})
+    for number in range(40):
+        stock.produce(outbox.topic, b"x" * 1_000, headers={"id": str(number).encode()})
+        assert stock.flush(30) == 0
+    few = {"fetch.message.max.bytes": 1_000, "queued.min.messages": 1, "queued.max.messages.kbytes": 1}
+    monkeypatch.setattr(work, "librdkafka_config", lambda settings: librdkafka_config(settings) | few)
+    ids = iter(work._published_ids(outbox.settings(), outbox.topic))
+    assert next(ids) == b"0"
+    admin = AdminClient({"bootstrap.servers": outbox.one.bootstrap_servers})
+    before = TopicPartition(outbox.topic, 0, 38)
+    admin.delete_records([before])[before].result(30)
+    assert [*ids][-2:] == [b"38", b"39"]
 
 
 async def test_what_is_parked_and_published_is_let_go(outbox: Outbox):

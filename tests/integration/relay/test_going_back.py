@@ -166,6 +166,28 @@ async def test_of_a_transaction_that_was_passed_over_no_half_is_applied(
     await asyncio.to_thread(check)
 
 
+@pytest.mark.parametrize(("on_error", "state"), [("park", "parked"), ("skip", "skipped")])
+def test_in_partition_mode_what_is_read_again_has_no_second_letter(
+    kafka: LocalKafka, new_topic: TopicFactory, relays: Relays, on_error: str, state: str
+) -> None:
+    topic = new_topic(partitions=1)
+    relays.run(ORDERS)
+    relays.configure([{"topic": topic, "table": "orders", "key": ["id"]}], mode="partition", on_error=on_error)
+    send(kafka, topic, range(3), 1)
+    bad = StockProducer({"bootstrap.servers": kafka.bootstrap_servers})
+    bad.produce(topic, b"{", key=b"bad", partition=0)
+    bad.flush(30)
+    relays.start()
+    for _ in range(2):
+        relays.wait_for("SELECT next_offset FROM oncebox.position", [(4,)])
+        assert relays.rows("SELECT record_offset, state FROM oncebox.dead_letter") == [(3, state)]
+        with control(relays) as asked:
+            asked.rewind(topic, to=0)
+    relays.wait_for("SELECT next_offset FROM oncebox.position", [(4,)])
+    assert relays.rows("SELECT record_offset, state FROM oncebox.dead_letter") == [(3, state)]
+    assert relays.rows("SELECT count(*) FROM orders") == [(3,)]
+
+
 async def test_a_topic_that_was_taken_out_for_a_while_keeps_its_transactions_whole(
     shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays
 ) -> None:

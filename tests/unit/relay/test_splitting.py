@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from psycopg.errors import CheckViolation, ForeignKeyViolation, UniqueViolation
@@ -12,7 +12,7 @@ from psycopg.errors import CheckViolation, ForeignKeyViolation, UniqueViolation
 from oncebox.reader import Record
 from relay.mapping import RowMapper
 from relay.plan import Plan, Planner, Stage, StopError, Unit, make_plan
-from relay.splitting import MissingReferenceError, Split
+from relay.splitting import JUDGEMENTS_MAX, MissingReferenceError, Split
 from relay.types import Column, TableName, Target
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class Batch:
         # Children by offset: a row that is written says of which record it is.
         self._parent_of: dict[int, str] = {}
         self.attempts = 0
+        # Rows, however often.
+        self.planned = 0
 
     def parent(self, *names: str) -> Batch:
         return self.add(*(("parents", name, "") for name in names))
@@ -71,6 +73,7 @@ class Batch:
         self.attempts += 1
         parents, children = self.parents.copy(), self.children.copy()
         for plan in plans:
+            self.planned += plan.row_count
             for each in plan.rounds:
                 parents |= {str(key[0]) for key in each.get(0, Stage()).last}
                 for key, (_, offset, _, _) in each.get(1, Stage()).last.items():
@@ -86,11 +89,11 @@ class Batch:
         self.parents, self.children = parents, children
         return None
 
-    def run(self, on_error: str, *, waits_for_references: bool = False) -> Plan:
+    def run(self, on_error: str, *, waits_from: int | None = None) -> Plan:
         planner = Planner(mappers=MAPPERS, sources=SOURCES, high_offsets={}, on_error=on_error)
         refused = self.write([make_plan(planner, self.units, frozenset())])
         assert refused is not None
-        split = Split(planner, self.units, frozenset(), self.write, waits_for_references=waits_for_references)
+        split = Split(planner, self.units, frozenset(), self.write, waits_from=waits_from)
         return split.run(refused)
 
 
@@ -126,7 +129,20 @@ def test_the_one_that_it_stops_at_is_to_blame():
 def test_nothing_is_judged_for_lack_of_a_row_that_may_yet_come():
     batch = Batch().child("c", "p").parent("p").child(*BAD["orphan"]).child(*BAD["forbidden"])
     with pytest.raises(MissingReferenceError, match="children partition 0 offset 200: refers to nothing"):
-        batch.run("park", waits_for_references=True)
+        batch.run("park", waits_from=0)
+
+
+@pytest.mark.parametrize("orphans", [1, JUDGEMENTS_MAX + 1])
+def test_what_has_waited_is_judged_and_what_comes_behind_it_is_not(orphans: int):
+    def batch() -> Batch:
+        made = Batch()
+        for _ in range(orphans):
+            made.child(*BAD["orphan"])
+        return made.child("x", "nobody")
+
+    assert judged(batch().run("skip", waits_from=orphans + 1)) == [("orphan", "skipped")] * orphans + [("x", "skipped")]
+    with pytest.raises(MissingReferenceError, match=f"offset {100 * orphans}: "):
+        batch().run("skip", waits_from=orphans)
 
 
 def test_what_stands_behind_one_that_is_set_aside_stays_behind_it():
@@ -181,6 +197,32 @@ def test_many_orphans_cost_no_more_than_a_few_attempts_each(on_error: str):
     assert batch.attempts < 15 * 2 * count
 
 
+def test_many_records_of_one_orphan_are_planned_a_few_times_each():
+    count = 300
+    batch = Batch().parent("p")
+    for _ in range(count):
+        batch.child("orphan", "nobody")
+    assert judged(batch.run("skip")) == [("orphan", "skipped")] * count
+    assert batch.planned < 60 * count
+
+
+@pytest.mark.parametrize("on_error", ["skip", "park"])
+def test_many_are_judged_at_once(on_error: str, monkeypatch: pytest.MonkeyPatch):
+    """Each by itself would take time by the square of their number, in which the database hears nothing."""
+    batch, plan_count = Batch(), 0
+    for number in range(300):
+        batch.child(f"orphan-{number}", "nobody")
+
+    def counted(*given: Any, **named: Any) -> Plan:
+        nonlocal plan_count
+        plan_count += 1
+        return make_plan(*given, **named)
+
+    monkeypatch.setattr("relay.splitting.make_plan", counted)
+    assert len(batch.run(on_error).letters) == 300
+    assert plan_count <= batch.attempts
+
+
 def test_record_by_record_a_long_transaction_is_planned_as_it_is_written():
     batch = Batch()
     batch.add(*(("parents", f"p-{number}", "") for number in range(2_500)))
@@ -190,6 +232,6 @@ def test_record_by_record_a_long_transaction_is_planned_as_it_is_written():
     def write(plans: Iterable[Plan]) -> None:
         planned.extend(plan.row_count for plan in plans)
 
-    done = Split(planner, batch.units, frozenset(), write, waits_for_references=False).run(UniqueViolation("order"))
+    done = Split(planner, batch.units, frozenset(), write, waits_from=None).run(UniqueViolation("order"))
     assert planned == [1000, 1000, 500]
     assert done.row_count == 2_500

@@ -5,7 +5,7 @@ than it has to. The reader and the writer are stubs; everything between them is 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -116,11 +116,15 @@ class StubReader:
 
 
 class StubSink:
-    waits_for_references = False
+    waits_from: int | None = None
+
+
+class Units(NamedTuple):
+    units: Sequence[Any]
 
 
 class StubWriter:
-    """Refuses the first record's row while it may wait."""
+    """Refuses the first record's row while it may wait; and of others what refers to a unit that is not there."""
 
     def __init__(self) -> None:
         self.sink = StubSink()
@@ -128,19 +132,27 @@ class StubWriter:
         self.attempts: list[int] = []
         self.refuses = True
         self.has_references = False
+        # By unit, from 1.
+        self.refers_to: dict[int, int] = {}
+        self.judged: list[int] = []
 
     takes_pieces = True
 
-    def prepare(self, units: Sequence[Any], lowest: dict[Any, int], *, has_large: bool) -> Sequence[Any]:
+    def prepare(self, units: Sequence[Any], lowest: dict[Any, int], *, has_large: bool) -> Units:
         assert not has_large
         assert lowest[P] == min(unit.records[0].offset for unit in units)
-        return units
+        return Units(units)
 
-    def write(self, prepared: Sequence[Any], save: Callable[[Any], None]) -> None:
+    def write(self, prepared: Units, save: Callable[[Any], None]) -> None:
         del save
-        self.attempts.append(len(prepared))
-        if self.refuses and self.sink.waits_for_references:
-            raise MissingReferenceError("t partition 0 offset 1")
+        count = len(prepared.units)
+        self.attempts.append(count)
+        lacking = [1] if self.refuses else []
+        lacking += [unit for unit, other in self.refers_to.items() if unit <= count < other]
+        waits_from = self.sink.waits_from
+        if waits_from is not None and lacking and lacking[-1] > waits_from:
+            raise MissingReferenceError(f"t partition 0 offset {lacking[-1]}")
+        self.judged = lacking
 
 
 class StubAdmin:
@@ -191,7 +203,22 @@ async def test_a_reference_is_waited_for_in_what_was_known() -> None:
     assert writer.attempts[-1] == 100, "all that was known, and nothing else"
     assert len(writer.attempts) < 10, "not one attempt for each that came"
     assert batch.newest == {("t", 0): 1100}
-    assert not writer.sink.waits_for_references
+    assert writer.sink.waits_from is None
+
+
+async def test_each_reference_is_waited_for_in_what_was_known_when_it_was_met() -> None:
+    """What has come while the first one waited has not waited itself."""
+    made, writer = session()
+    writer.refers_to = {60: 70}
+
+    class MoreComes(StubReader):
+        def mark(self) -> int:
+            return max(60, self.taken + 20)
+
+    batch = batch_of(MoreComes(known=60))
+    assert await made._write_with_references(batch, *made._prepare(batch))
+    assert writer.judged == [1]
+    assert len(writer.attempts) < 12
 
 
 async def test_a_reference_is_judged_only_after_the_feeds_ends() -> None:
