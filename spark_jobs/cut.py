@@ -109,7 +109,8 @@ class SourceCut:
         """Offsets that were applied and are gone from Kafka before any run has seen them."""
         if self.facts is None:
             return 0
-        return max(min(self.facts.log_start, self.position.next) - max(self.position.start, self.verified), 0)
+        log_start = self.facts.log_start
+        return sum(max(min(last, log_start) - max(first, self.verified), 0) for first, last in self.position.applied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
