@@ -66,6 +66,15 @@ def test_a_bare_key_is_the_value_itself():
     assert made(of, record(b"{}", key=None)) == {"id": None, "raw": None}
 
 
+def test_a_key_that_is_the_document_null():
+    """In a value null is no document; a key the relay takes as it is."""
+    of = target(column("id", "bigint"), column("text", "json", "key"), column("binary", "jsonb", "key"))
+    for key in (b"null", b' {"a": null}'):
+        found = made(of, record(b'{"id": 1}', key=key))
+        assert [value_text(each, found[each.name]) for each in of.columns] == [key.decode(), "1", key.decode()]
+    assert made(of, record(b'{"id": 1}', key=None)) == {"id": "1", "text": None, "binary": None}
+
+
 @pytest.mark.parametrize(
     ("text", "rounded"),
     [
@@ -109,6 +118,7 @@ def test_what_deletes_a_row():
     [
         (DEBEZIUM, b'{"op": "m"}'),
         (DEBEZIUM, b"[]"),
+        (DEBEZIUM, b'{"payload": "c"}'),
         (target(column("id", "bigint"), delete_on_tombstone=False), None),
         (target(column("id", "bigint")), b"not JSON"),
     ],
