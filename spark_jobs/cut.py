@@ -128,6 +128,7 @@ class Cut:
     dead_letters: tuple[DeadLetter, ...]
     replayed: Mapping[tuple[int, int], Record]  # dead letters that were applied after all, mended or not
     letters_replayed: int  # how many times that was done
+    has_more_letters: bool  # than are in here
     tables: tuple[Table, ...]
     at_ms: int  # when Kafka was asked for its ends
     feed: Mapping[int, Range]  # partition of the feed → what is read of it

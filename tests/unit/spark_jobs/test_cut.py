@@ -34,7 +34,7 @@ def cut(*sources: SourceCut, **more: Any) -> Cut:
     given: dict[str, Any] = {
         "relay": "r", "mode": "transaction", "fence": 1, "snapshot_text": "", "xmin": 1, "system": 1, "lsn": "0/1",
         "config_hash": "", "dead_letters": (), "replayed": {}, "letters_replayed": 0, "tables": (), "feed": {},
-        "mapped": frozenset({"t"}),
+        "mapped": frozenset({"t"}), "has_more_letters": False,
         "at_ms": 1, "feed_whole_from_ms": {}, "feed_applied": {},
         "compacted": frozenset(), "unpositioned": (), "notes": (), "told": (),
     }  # fmt: skip
