@@ -26,13 +26,13 @@ def jsonb_at(document: str | None, path: list[str]) -> str | None:
         return None
     try:
         value = json.loads(document, parse_float=_number, parse_int=_number, parse_constant=_refuse)
+        for name in path:
+            if not isinstance(value, dict):
+                return None
+            value = value.get(name)
+        return None if value is None and path else jsonb_text(value)
     except (ValueError, RecursionError):
         return None
-    for name in path:
-        if not isinstance(value, dict):
-            return None
-        value = value.get(name)
-    return None if value is None and path else jsonb_text(value)
 
 
 def jsonb_text(value: Any) -> str:

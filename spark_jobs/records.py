@@ -96,18 +96,21 @@ def row_values(target: Target, record: Record) -> list[Any] | None:
         raise ValueError("a record without a value says nothing about a row")
     return [
         _as_written(column, record.value, root)
-        if column.type.kind is Kind.JSON and column.origin == "value"
+        if column.type.kind in {Kind.JSON, Kind.JSONB} and column.origin == "value"
         else _value(column, record, document)
         for column in target.columns
     ]
 
 
 def _loaded(text: bytes) -> Any:
-    return json.loads(text, parse_float=Number, parse_int=Number)
+    try:
+        return json.loads(text, parse_float=Number, parse_int=Number)
+    except RecursionError as error:
+        raise ValueError("the document is too deep") from error
 
 
 def _as_written(column: Column, value: bytes | None, root: tuple[str, ...]) -> Any:
-    """Of a json column, which keeps the very text."""
+    """A document: json keeps the very text, and jsonb reads it by itself."""
     raw = raw_at((value or b"").decode(), (*root, *column.path))
     return None if raw is None else Number(raw)
 
