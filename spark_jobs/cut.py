@@ -109,7 +109,8 @@ class SourceCut:
         """Offsets that were applied and are gone from Kafka before any run has seen them."""
         if self.facts is None:
             return 0
-        return max(min(self.facts.log_start, self.position.next) - max(self.position.start, self.verified), 0)
+        log_start = self.facts.log_start
+        return sum(max(min(last, log_start) - max(first, self.verified), 0) for first, last in self.position.applied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,7 @@ class Cut:
     dead_letters: tuple[DeadLetter, ...]
     replayed: Mapping[tuple[int, int], Record]  # dead letters that were applied after all, mended or not
     letters_replayed: int  # how many times that was done
+    has_more_letters: bool  # than are in here
     tables: tuple[Table, ...]
     at_ms: int  # when Kafka was asked for its ends
     feed: Mapping[int, Range]  # partition of the feed → what is read of it

@@ -34,6 +34,7 @@ VECTORS: tuple[tuple[str, str | None, str], ...] = (
     ("numeric", "-0.0", "0;"),
     ("double precision", "1.5", "3ff8000000000000;"),
     ("real", "-0.0", "80000000;"),
+    ("real", "1.0000000596046448", "3f800000;"),
     ("boolean", "true", "t;"),
     ("text", '"né~;"', "5:né~;"),
     ("text", '""', "0:"),
@@ -120,7 +121,9 @@ def spark_value(column_type: ColumnType, raw: Any, unit: str | None = None) -> A
         case Kind.NUMERIC:
             return F.concat(_numeric(column_type, raw), F.lit(";"))
         case Kind.FLOAT4:
-            return _float_bits("Float", "floatToIntBits", _cast(raw, "float"), 8)
+            # The relay reads a double; of an array PostgreSQL reads each text by itself.
+            number = raw if column_type.is_array else _cast(raw, "double")
+            return _float_bits("Float", "floatToIntBits", _cast(number, "float"), 8)
         case Kind.FLOAT8:
             return _float_bits("Double", "doubleToLongBits", _cast(raw, "double"), 16)
         case Kind.BOOLEAN:

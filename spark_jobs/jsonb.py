@@ -15,21 +15,24 @@ if TYPE_CHECKING:
 ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 SPACE = 0x20
 BLANKS = re.compile(r"[ \t\n\r]*")
+DIGITS_MAX = 131_072  # before the point; jsonb has even fewer behind it
 
 
 def jsonb_at(document: str | None, path: list[str]) -> str | None:
-    """What stands at the path; None where there is nothing or null, and where the document is no JSON."""
+    """What stands at the path; None where there is nothing or null, and where the document is no JSON. (Without a path
+    null is a document, too.)
+    """
     if document is None:
         return None
     try:
-        value = json.loads(document, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse)
+        value = json.loads(document, parse_float=_number, parse_int=_number, parse_constant=_refuse)
+        for name in path:
+            if not isinstance(value, dict):
+                return None
+            value = value.get(name)
+        return None if value is None and path else jsonb_text(value)
     except (ValueError, RecursionError):
         return None
-    for name in path:
-        if not isinstance(value, dict):
-            return None
-        value = value.get(name)
-    return None if value is None else jsonb_text(value)
 
 
 def jsonb_text(value: Any) -> str:
@@ -47,6 +50,17 @@ def jsonb_text(value: Any) -> str:
         return "[" + ", ".join(jsonb_text(each) for each in value) + "]"
     ordered = sorted(value.items(), key=lambda item: (len(item[0].encode()), item[0].encode()))
     return "{" + ", ".join(f"{_quoted(name)}: {jsonb_text(each)}" for name, each in ordered) + "}"
+
+
+def _number(text: str) -> Decimal | str:
+    """One that jsonb refuses stays a text: it may stand where nobody asks for it, or in a record that no row is of. Its
+    exponent alone may be past what Decimal has, or its digits a gigabyte.
+    """
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        return text
+    return number if number.is_zero() or abs(number.adjusted()) <= DIGITS_MAX else text
 
 
 def _quoted(text: str) -> str:

@@ -83,6 +83,8 @@ def row_values(target: Target, record: Record) -> list[Any] | None:
             is_wrapped = isinstance(document, dict) and bool(document.get("payload"))
             root = ("payload", "after") if is_wrapped else ("after",)
             envelope = document.get("payload") or document if isinstance(document, dict) else {}
+            if not isinstance(envelope, dict):
+                raise ValueError("the envelope is no object")
             operation, document = envelope.get("op"), envelope.get("after")
             if operation == "d":
                 return None
@@ -93,23 +95,23 @@ def row_values(target: Target, record: Record) -> list[Any] | None:
     else:
         raise ValueError("a record without a value says nothing about a row")
     return [
-        _as_written(column, record, root)
-        if column.type.kind is Kind.JSON and column.origin in {"value", "key"}
+        _as_written(column, record.value, root)
+        if column.type.kind in {Kind.JSON, Kind.JSONB} and column.origin == "value"
         else _value(column, record, document)
         for column in target.columns
     ]
 
 
 def _loaded(text: bytes) -> Any:
-    return json.loads(text, parse_float=Number, parse_int=Number)
+    try:
+        return json.loads(text, parse_float=Number, parse_int=Number)
+    except RecursionError as error:
+        raise ValueError("the document is too deep") from error
 
 
-def _as_written(column: Column, record: Record, root: tuple[str, ...]) -> Any:
-    """Of a json column, which keeps the very text."""
-    if column.origin == "key":
-        raw = None if record.key in {None, b"null"} else (record.key or b"").decode()
-    else:
-        raw = raw_at((record.value or b"").decode(), (*root, *column.path))
+def _as_written(column: Column, value: bytes | None, root: tuple[str, ...]) -> Any:
+    """A document: json keeps the very text, and jsonb reads it by itself."""
+    raw = raw_at((value or b"").decode(), (*root, *column.path))
     return None if raw is None else Number(raw)
 
 
@@ -154,7 +156,10 @@ def _of_key(column: Column, key: bytes | None) -> Any:
         return _inside(document.get("payload") or document, column.path)
     if column.type.kind is Kind.BYTEA:
         return _base64(key)  # as JSON would carry it
-    return _loaded(key) if column.type.kind is Kind.JSONB else key.decode()
+    if column.type.kind not in {Kind.JSON, Kind.JSONB}:
+        return key.decode()
+    _loaded(key)  # it is a document
+    return Number(key.decode())  # and taken as it is, also null
 
 
 def row_texts(

@@ -9,6 +9,8 @@ table without the guard's columns nobody remembers deletes: it is left alone onc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -23,11 +25,10 @@ from spark_jobs.targets import Table, by_table, config_hash, read_target
 from spark_jobs.values import value_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from spark_jobs.cut import Range
     from spark_jobs.database import Ask, Identity
-    from spark_jobs.records import Record
     from spark_jobs.targets import Target
 
 OWNER = "oncebox reconcile repair"
@@ -41,6 +42,7 @@ OVERTAKEN = (
     "again (where that happens each time, with the relay paused: oncebox relay pause)"
 )
 Applied = dict[int, list["Range"]]  # source → what of it is applied
+IsNew = Callable[[int, int], bool]  # of a record, by its source and offset
 Connection = psycopg.Connection[Any]
 
 
@@ -72,7 +74,7 @@ def apply_plan(
                 elif table.first.guard and overtaken(action["found"], seen, now):
                     problem = OVERTAKEN
                 else:
-                    problem = _carry_out(connection, table, action, done)
+                    problem = _carry_out(connection, table, action, done, partial(_is_new, seen=seen, now=now))
                 if problem:
                     skipped.append(f"{action['table']} {action['key_text']}: {problem}")
             if is_dry:
@@ -144,6 +146,11 @@ def overtaken(found: Sequence[int | None] | None, seen: Applied, now: Applied) -
     return _up_to(offset, before) != _up_to(offset, now.get(source, []))
 
 
+def _is_new(source: int, offset: int, *, seen: Applied, now: Applied) -> bool:
+    """Whether the relay has come to this record since the plan."""
+    return source in now and not any(first <= offset < last for first, last in seen.get(source, []))
+
+
 def _up_to(offset: int, ranges: Sequence[Range]) -> tuple[Range, ...]:
     clamped = [(first, min(last, offset + 1)) for first, last in ranges]
     return merge([each for each in clamped if each[0] < each[1]])
@@ -177,7 +184,7 @@ def _tables(connection: Connection, relay: str, wanted_hash: str) -> dict[str, T
 
 
 def _carry_out(
-    connection: Connection, table: Table, action: Mapping[str, Any], done: list[dict[str, Any]]
+    connection: Connection, table: Table, action: Mapping[str, Any], done: list[dict[str, Any]], is_new: IsNew
 ) -> str | None:
     """What kept it from being done; None: it is done, and noted."""
     relation = sql.Identifier(table.schema, table.table)
@@ -193,7 +200,7 @@ def _carry_out(
         connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(relation, place))
     else:
         try:
-            written = _write(connection, table, action, place, is_there=bool(before))
+            written = _write(connection, table, action, place, is_new, is_there=bool(before))
         except _LeftAlone as problem:
             return str(problem)
     rows = [row for row, _ in before]
@@ -231,7 +238,13 @@ def _identity(table: Table, action: Mapping[str, Any]) -> Identity:
 
 
 def _write(
-    connection: Connection, table: Table, action: Mapping[str, Any], place: sql.Composable, *, is_there: bool
+    connection: Connection,
+    table: Table,
+    action: Mapping[str, Any],
+    place: sql.Composable,
+    is_new: IsNew,
+    *,
+    is_there: bool,
 ) -> int:
     """The digest of the row that stands there now."""
     source, record = action["source"], from_json(action["record"])
@@ -243,7 +256,9 @@ def _write(
     if digest is None or values is None:
         raise _LeftAlone("PostgreSQL makes no row of its record")
     made = [value_sql(column, value) for column, value in zip(target.columns, values, strict=True)]
-    if _is_deleted_since(connection, table, target, source, record, dict(zip(target.columns_named, made, strict=True))):
+    deletes = _deletes(connection, table, target, dict(zip(target.columns_named, made, strict=True)))
+    # Also of another partition, if the key has moved there: which of two partitions is newer no offset tells.
+    if any((each == source and offset > record.offset) or is_new(each, offset) for each, offset in deletes):
         raise _LeftAlone("a newer record has deleted it")
     names = [sql.Identifier(name) for name in target.columns_named]
     if target.guard:
@@ -281,24 +296,19 @@ def _asker(connection: Connection) -> Ask:
     return ask
 
 
-def _is_deleted_since(
-    connection: Connection,
-    table: Table,
-    target: Target,
-    source: int,
-    record: Record,
-    made: Mapping[str, sql.Composable],
-) -> bool:
+def _deletes(
+    connection: Connection, table: Table, target: Target, made: Mapping[str, sql.Composable]
+) -> list[tuple[int, int]]:
+    """Source and offset of the deletes of this row that are remembered."""
     if not target.is_keyed:
-        return False
+        return []
     key = sql.SQL(", ").join(made[column.name] for column in target.key)
-    found = connection.execute(
+    return connection.execute(
         sql.SQL(
-            "SELECT EXISTS (SELECT FROM oncebox.tombstone WHERE target_table = {} AND source = {} "
-            "AND record_offset > {} AND row_key = jsonb_build_array({}))"
-        ).format(sql.Literal(f'"{table.schema}"."{table.table}"'), sql.Literal(source), sql.Literal(record.offset), key)
-    ).fetchone()
-    return found == (True,)
+            "SELECT source, record_offset FROM oncebox.tombstone WHERE target_table = {} "
+            "AND row_key = jsonb_build_array({})"
+        ).format(sql.Literal(f'"{table.schema}"."{table.table}"'), key)
+    ).fetchall()
 
 
 def _put_back(connection: Connection, table: Table, row: Mapping[str, Any]) -> int:

@@ -35,7 +35,7 @@ Place = tuple[int, int]  # source, offset
 # neighbours, so that few records are read again.
 ASKED_MAX = 1_000
 SUPERSEDED, COMPACTED = "superseded", "compacted"
-TIED, UNTOLD, REWOUND = "tied", "untold", "rewound"
+TIED, UNTOLD, REWOUND, LETTER = "tied", "untold", "rewound", "letter"
 IN_DOUBT = {difference.EXTRA, difference.AHEAD, difference.MOVED}
 SIMPLE = {
     difference.MISSING: Kind.ROW_MISSING,
@@ -64,6 +64,7 @@ class Settler:
         right = self._right_after_all(table, suspects)
         tied = self._tied(suspects)
         without_key = self._without_key(table, committed)
+        letters = self._letters_not_read(suspects)
         # What stands between the relay and the place where it was has been applied before: it may delete rows.
         is_rewound = table.first.is_keyed and any(
             source.position.is_rewound for source in self._cut.of_topics(table.topics)
@@ -75,6 +76,8 @@ class Settler:
             )
             if suspect in right:
                 settled.append(Settled(suspect=suspect, kind=None))
+            elif letters.intersection(_both(suspect)):
+                settled.append(Settled(suspect=suspect, kind=None, detail=LETTER))
             elif suspect in tied or is_untold:
                 settled.append(Settled(suspect=suspect, kind=None, detail=TIED if suspect in tied else UNTOLD))
             elif suspect.opinion == difference.MISSING and is_rewound:
@@ -149,6 +152,20 @@ class Settler:
             if one is not None and other is not None and one.timestamp_ms == other.timestamp_ms:
                 tied.add(each)
         return tied
+
+    def _letters_not_read(self, suspects: Sequence[Suspect]) -> set[Place]:
+        """Of the suspects' records those that have dead letters past the number that a cut takes in: they were compared
+        as if they had none.
+        """
+        if not self._cut.has_more_letters:
+            return set()
+        known = self._cut.replayed.keys() | {(each.source, each.offset) for each in self._cut.dead_letters}
+        places = sorted({place for each in suspects for place in _both(each)} - known)
+        if not places:
+            return set()
+        sources, offsets = zip(*places, strict=True)
+        found = self._snapshot.rows("letters_at", relay=self._cut.relay, sources=list(sources), offsets=list(offsets))
+        return {(source, offset) for source, offset in found}
 
     def _without_key(self, table: Table, committed: Mapping[Place, Record]) -> set[Place]:
         """Of these records those whose key Spark cannot tell: they stand behind a row that nothing is expected of."""

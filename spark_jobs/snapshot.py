@@ -176,6 +176,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
     feed_from = {int(partition): offset for partition, offset in mark[2].items()} if mark else {}
     feed, feed_whole_from_ms = _feed(kafka, feed_topic, facts.get(feed_topic, {}), feed_from, mark[5] if mark else None)
     letters, replayed, notes = _letters(snapshot, name)
+    has_more_letters = bool(notes)
     ((_, letters_replayed),) = snapshot.rows("letters_counted", relay=name)
     tables, more = existing_tables(snapshot, by_table(targets))
     notes += more + _notes(topics, sources, facts, feed_topic, mode)
@@ -197,6 +198,7 @@ def take_cut(snapshot: Snapshot, kafka: KafkaSettings, *, relay: str, feed_topic
         dead_letters=letters,
         replayed=replayed,
         letters_replayed=letters_replayed,
+        has_more_letters=has_more_letters,
         tables=tuple(tables),
         at_ms=at_ms,
         feed=feed,

@@ -33,6 +33,8 @@ def text_sql(column: Column, text: sql.Composable) -> sql.Composable:
         return sql.SQL("{}::{}").format(_time_sql(column.type.kind, text, column.unit), kind)
     if column.type.kind is Kind.TIMESTAMP:  # by itself it would ignore the zone that a text names
         return sql.SQL("({}::timestamptz AT TIME ZONE 'UTC')::{}").format(text, kind)
+    if column.type.kind is Kind.FLOAT4:  # as the relay reads a number: rounded twice
+        return sql.SQL("{}::double precision::{}").format(text, kind)
     return sql.SQL("{}::{}").format(text, kind)
 
 

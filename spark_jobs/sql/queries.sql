@@ -16,6 +16,11 @@ ORDER BY table_schema, table_name, topic;
 SELECT source, record_offset, state, error FROM oncebox.dead_letter
 WHERE relay = %(relay)s AND state <> 'replayed' ORDER BY source, record_offset LIMIT %(limit)s;
 
+-- name: letters_at
+SELECT DISTINCT l.source, l.record_offset
+FROM unnest(%(sources)s::integer[], %(offsets)s::bigint[]) AS v(source, record_offset)
+JOIN oncebox.dead_letter AS l USING (source, record_offset) WHERE l.relay = %(relay)s;
+
 -- name: replayed_letters
 -- Somebody may have mended the value before: the row was made of the letter, not of the record.
 SELECT DISTINCT ON (l.source, l.record_offset) l.source, l.record_offset, s.topic, s.partition,

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from spark_jobs.targets import Target
 
 ROOT: dict[str, tuple[str, ...]] = {"json": (), "debezium": ("after",)}
+# Spark's parser takes 1000 digits and as many documents in each other. Beyond that it gives nothing of a record,
+# whoever asks for the field: its row would be extra, and another one missing.
+UNBOUNDED = {"maxNumLen": str(2**31 - 1), "maxNestingDepth": str(2**31 - 1)}
 
 
 def expected_rows(records: DataFrame, target: Target, also: Sequence[str] = ()) -> DataFrame:
@@ -62,7 +65,7 @@ def _parsed(records: DataFrame, target: Target) -> DataFrame:
             ]
         )
         envelope = T.StructType([*inner.fields, T.StructField("payload", inner)])
-        document = F.from_json("value_text", envelope)
+        document = F.from_json("value_text", envelope, UNBOUNDED)
         bare = F.struct(*(F.col(f"envelope.{field.name}") for field in inner.fields))
         text = text.withColumn("envelope", document).withColumn("document", F.coalesce(F.col("envelope.payload"), bare))
         operation = F.col("document.op")
@@ -71,7 +74,7 @@ def _parsed(records: DataFrame, target: Target) -> DataFrame:
     else:
         text = text.withColumn("is_delete", F.col("value").isNull()).withColumn("is_void", F.lit(False))
         if schema.fields:
-            text = text.withColumn("document", F.from_json("value_text", schema))
+            text = text.withColumn("document", F.from_json("value_text", schema, UNBOUNDED))
     if not target.delete_on_tombstone or not target.is_keyed:
         text = text.withColumn("is_void", F.col("is_void") | F.col("value").isNull())
         text = text.withColumn("is_delete", F.col("is_delete") & ~F.col("is_void"))
@@ -81,7 +84,7 @@ def _parsed(records: DataFrame, target: Target) -> DataFrame:
         fields = [T.StructField(name, T.StringType()) for name in dict.fromkeys(key_names)]
         wrapped = T.StructType([*fields, T.StructField("payload", T.StructType(fields))])
         is_object = F.col("key_string").startswith("{")
-        text = text.withColumn("key_document", F.when(is_object, F.from_json("key_string", wrapped)))
+        text = text.withColumn("key_document", F.when(is_object, F.from_json("key_string", wrapped, UNBOUNDED)))
     return text
 
 
@@ -135,8 +138,6 @@ def _raw(column: Column, target: Target) -> SparkColumn:
             return _key_field(column.path[0])
         case "key" if column.type.kind is Kind.BYTEA:
             return F.base64("key")  # as JSON would carry it
-        case "key" if column.type.kind is Kind.JSON:
-            return F.when(F.col("key_string") != "null", F.col("key_string"))
         case "key" if column.type.kind is Kind.JSONB:
             return F.udf(jsonb_at, T.StringType(), useArrow=False)(F.col("key_string"), F.array().cast("array<string>"))
         case "key":

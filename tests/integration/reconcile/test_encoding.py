@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import uuid
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,22 @@ def test_the_published_vectors_in_spark(spark: Any):
     found = by_spark(spark, columns, documents_text)
     wrong = [VECTORS[at] for at in range(len(VECTORS)) if found[at] != digests[at]]
     assert wrong == []
+
+
+def test_documents_past_the_bounds_of_sparks_parser(spark: Any):
+    """A number of more than 1000 digits, also where nobody asks for it: an RSA key of 4096 bits has as many."""
+    columns = columns_of(["bigint", "numeric"])
+    digits = "7" * 1_234
+    values = [f'{{"c0": 1, "c1": 2, "x": {digits}}}', f'{{"c0": 1, "c1": {digits}}}']
+    wanted = ["1;2;", f"1;{digits};"]
+    assert by_spark(spark, columns, values) == [int(hashlib.md5(text.encode()).hexdigest()[:15], 16) for text in wanted]
+
+
+def test_a_key_that_is_the_document_null(spark: Any):
+    columns = tuple(replace(column, origin="key", path=()) for column in columns_of(["json", "jsonb"]))
+    rows = [(1, 0, MADE, "t", 0, bytearray(b"null"), bytearray(b"{}"))]
+    (found,) = expected_rows(spark.createDataFrame(rows, RECORDS), target_of(columns)).collect()
+    assert found.digest == int(hashlib.md5(b"4:null4:null").hexdigest()[:15], 16)
 
 
 @settings(

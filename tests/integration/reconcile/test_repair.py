@@ -207,3 +207,63 @@ def test_a_table_without_a_guard_is_left_alone_once_the_relay_has_gone_on(databa
     assert repaired(applied={}) == (0, 1)
     assert repaired(letters_replayed=1) == (0, 1)
     assert repaired() == (1, 0)
+
+
+@pytest.mark.postgres
+def test_a_row_is_not_brought_back_that_a_record_of_another_partition_has_deleted_since(database: str):
+    """Its key has moved there with new partitions. No row was there to be taken over, so that nothing but the delete
+    itself is remembered.
+    """
+    columns = {"id": "bigint", "name": "text"}
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute((files("relay") / "sql" / "schema.sql").read_text())
+        connection.execute(
+            "CREATE TABLE moved (id bigint PRIMARY KEY, name text, oncebox_source integer, oncebox_offset bigint)"
+        )
+        connection.execute("INSERT INTO oncebox.relay (relay, mode) VALUES ('r', 'partition')")
+        connection.execute(
+            "INSERT INTO oncebox.target (relay, topic, table_schema, table_name, mapping) "
+            "VALUES ('r', 't', 'public', 'moved', %s)",
+            [json.dumps(mapping(columns, ["id"]))],
+        )
+        connection.execute(
+            "INSERT INTO oncebox.source (topic, topic_id, partition) SELECT 't', %s, generate_series(0, 1)",
+            [uuid.uuid4()],
+        )
+        connection.execute(
+            "INSERT INTO oncebox.position (relay, source, start_offset, next_offset, high_offset) "
+            "SELECT 'r', source, 0, 5, 5 FROM oncebox.source"
+        )
+        (old,), (new,) = connection.execute("SELECT source FROM oncebox.source ORDER BY partition").fetchall()
+        mappings = connection.execute(query("targets"), {"relay": "r"}).fetchall()
+
+        def deleted(source: int, offset: int, key: int) -> None:
+            connection.execute(
+                "INSERT INTO oncebox.tombstone (target_table, row_key, source, record_offset) "
+                'VALUES (\'"public"."moved"\', jsonb_build_array(%s), %s, %s)',
+                [key, source, offset],
+            )
+
+        def write(key: int) -> dict[str, Any]:
+            value = json.dumps({"id": key, "name": "back"}).encode()
+            record = Record(topic="t", partition=0, offset=2, timestamp_ms=0, key=None, value=value)
+            row = {"do": "write", "table": "public.moved", "key_text": f"{key};", "found": None, "copies": 0}
+            return {**row, "digest": None, "why": "row missing", "source": old, "record": to_json(record)}
+
+        plan: dict[str, Any] = {
+            "format": FORMAT,
+            "kind": "plan",
+            "relay": "r",
+            "config_hash": config_hash([(row[0], row[1], row[2], row[3]) for row in mappings]),
+            "applied": {str(old): [[0, 5]], str(new): [[0, 3]]},
+            "letters_replayed": 0,
+            "actions": [write(1), write(2), write(3), write(4)],
+        }
+        deleted(new, 2, 1)  # known to the plan, which has found the record that came later
+        deleted(new, 3, 2)
+        deleted(old, 1, 3)
+        deleted(old, 4, 4)
+        done = apply_plan(database, plan, keep=lambda _: None)
+        assert sorted(connection.execute("SELECT id FROM moved").fetchall()) == [(1,), (3,)]
+    assert [each.partition(":")[0] for each in done["skipped"]] == ["public.moved 2;", "public.moved 4;"]
+    assert all("a newer record has deleted it" in each for each in done["skipped"])

@@ -34,7 +34,7 @@ def cut(*sources: SourceCut, **more: Any) -> Cut:
     given: dict[str, Any] = {
         "relay": "r", "mode": "transaction", "fence": 1, "snapshot_text": "", "xmin": 1, "system": 1, "lsn": "0/1",
         "config_hash": "", "dead_letters": (), "replayed": {}, "letters_replayed": 0, "tables": (), "feed": {},
-        "mapped": frozenset({"t"}),
+        "mapped": frozenset({"t"}), "has_more_letters": False,
         "at_ms": 1, "feed_whole_from_ms": {}, "feed_applied": {},
         "compacted": frozenset(), "unpositioned": (), "notes": (), "told": (),
     }  # fmt: skip
@@ -60,6 +60,10 @@ def test_retention_has_passed_the_start():
     assert cut.expired == 40
     assert cut_source(position(), facts(log_start=40), verified=40).expired == 0
     assert cut_source(position(), facts(log_start=40), verified=10).expired == 30
+    # Also of what is applied beyond the frontier, where the last run has been up to that.
+    ahead = position(next=10, beyond=((20, 30), (35, 60)))
+    assert cut_source(ahead, facts(log_start=40), verified=10).expired == 10 + 5
+    assert cut_source(ahead, facts(log_start=40), verified=0).expired == 10 + 10 + 5
 
 
 def test_only_what_is_new_since_the_last_run():

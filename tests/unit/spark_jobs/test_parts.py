@@ -55,6 +55,9 @@ def test_types(name, wanted):
         ("{}", None),
         ("not JSON", None),
         ('{"a": NaN}', None),
+        ('{"a": 1, "b": 1e99999999999999999999}', "1"),
+        ('{"a": 1e999999999}', '"1e999999999"'),  # which jsonb refuses, and a gigabyte of digits
+        ('{"a": 0e999999999}', "0"),
     ],
 )
 def test_jsonb(document, text):
