@@ -187,6 +187,10 @@ class LogicalSource:
             async for messages in slices:
                 # The server has done its part before the first of them comes.
                 decoded_s = decoded_s or time.monotonic() - started
+                if not changes:
+                    # What somebody else took before this look is not in it. Published is what it shows from here on,
+                    # and then the token, with which the next start compares the slot, might stand behind that.
+                    await self._check_place()
                 changes += len(messages)
                 size_bytes += sum(map(len, messages))
                 for piece in assembler.feed(messages):

@@ -60,6 +60,19 @@ async def test_what_is_taken_from_a_look_does_not_count_as_looked_at(outbox: Out
     assert "somebody else has read from the slot" in await outbox.run_until_stopped()
 
 
+async def test_what_stands_behind_a_place_that_somebody_has_taken_is_not_published(outbox: Outbox):
+    """Else who dies right afterwards leaves a token that makes the slot look like its own, and a gap for ever."""
+    await outbox.init()
+    async with owned_source(outbox) as source:
+        await source.idle(await source.mark())
+        await outbox.write(1)
+        await run_sql(outbox, READ_BY_SOMEBODY, outbox.settings().slot)
+        await outbox.write(2)
+        with pytest.raises(StopError, match="beyond all"):
+            await anext(source.peek(0, 0))
+    assert "somebody else has read from the slot" in await outbox.run_until_stopped()
+
+
 async def take(source: LogicalSource, step: str, mark: int) -> None:
     match step:
         case "mark":
