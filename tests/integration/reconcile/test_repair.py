@@ -218,7 +218,7 @@ def test_a_row_is_not_brought_back_that_a_record_of_another_partition_has_delete
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute((files("relay") / "sql" / "schema.sql").read_text())
         connection.execute(
-            "CREATE TABLE moved (id bigint PRIMARY KEY, name text, oncebox_source integer, oncebox_offset bigint)"
+            "CREATE TABLE public.moved (id bigint PRIMARY KEY, name text, oncebox_source integer, oncebox_offset bigint)"
         )
         connection.execute("INSERT INTO oncebox.relay (relay, mode) VALUES ('r', 'partition')")
         connection.execute(
@@ -264,6 +264,6 @@ def test_a_row_is_not_brought_back_that_a_record_of_another_partition_has_delete
         deleted(old, 1, 3)
         deleted(old, 4, 4)
         done = apply_plan(database, plan, keep=lambda _: None)
-        assert sorted(connection.execute("SELECT id FROM moved").fetchall()) == [(1,), (3,)]
+        assert sorted(connection.execute("SELECT id FROM public.moved").fetchall()) == [(1,), (3,)]
     assert [each.partition(":")[0] for each in done["skipped"]] == ["public.moved 2;", "public.moved 4;"]
     assert all("a newer record has deleted it" in each for each in done["skipped"])
