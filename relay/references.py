@@ -6,7 +6,11 @@ row refers to may stand in a part of the feed that is read late.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
+
+from oncebox.reader.ends import ENDS_VALID_S
+from oncebox.reader.ranges import lower_ends
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,12 +24,17 @@ class Coming:
     def __init__(self, reader: TransactionReader) -> None:
         self._reader = reader
         self._ends: Mapping[int, int] | None = None
+        self._asked_at = 0.0
         self._mark: int | None = None
 
     async def is_open(self) -> bool:
         """Whether a commit of that time is not handed out, as far as is known."""
         if self._mark is None:
-            self._ends = self._ends or await self._reader.feed_ends()
+            loop = asyncio.get_running_loop()
+            if self._ends is None or loop.time() > self._asked_at + ENDS_VALID_S:
+                self._asked_at = loop.time()
+                ends = await self._reader.feed_ends()
+                self._ends = self._ends if ends is None else lower_ends(self._ends, ends)
             if self._ends is None or not self._reader.has_read_feed(self._ends):
                 return True
             self._mark = self._reader.mark()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from oncebox.reader.gathering import Gathering, Partition, size_of
 from oncebox.reader.order import Line, Order
+from oncebox.reader.ranges import lower_ends
 from oncebox.reader.types import FeedTooShortError, PartitionPosition, Record
 from oncebox.wire import TopicPartition
 
@@ -240,13 +241,17 @@ class Assembly:
         """And no check of the feed's ends is under way."""
         return self._marks is None and self.has_undetermined
 
+    @property
+    def is_checking(self) -> bool:
+        return self._marks is not None
+
     def begin_check(self) -> None:
         """The feed's ends are to be asked for, from here on."""
         self._marks = {where: p.position for where, p in self._partitions.items() if p.undetermined}
 
     def ends_known(self, ends: Mapping[int, int]) -> None:
-        """The feed's ends, taken after begin_check()."""
-        self._ends = ends
+        """The feed's ends, taken after begin_check(); again if they are not reached for long."""
+        self._ends = lower_ends(self._ends, ends)
         self._resolve()
 
     def drop_check(self) -> None:

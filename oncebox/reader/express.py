@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from oncebox.reader.assembly import Assembly
 from oncebox.reader.gathering import size_of
 from oncebox.reader.lanes import Bulk, Commit, Lane, offset_of
+from oncebox.reader.ranges import lower_ends
 from oncebox.reader.types import PartitionPosition
 from oncebox.wire import TopicPartition
 
@@ -164,11 +165,15 @@ class Express:
     def wants_check(self) -> bool:
         return self._marks is None and self.has_undetermined
 
+    @property
+    def is_checking(self) -> bool:
+        return self._marks is not None
+
     def begin_check(self) -> None:
         self._marks = {where: lane.position for where, lane in self._lanes.items() if lane.uncovered != inf}
 
     def ends_known(self, ends: Mapping[int, int]) -> None:
-        self._ends = ends
+        self._ends = lower_ends(self._ends, ends)
 
     def drop_check(self) -> None:
         self._marks = self._ends = None

@@ -1,4 +1,4 @@
-"""Sets of offsets as ascending, disjoint (first, next) ranges."""
+"""Sets of offsets as ascending, disjoint (first, next) ranges; and ends of partitions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 class Ranges:
@@ -44,3 +44,8 @@ class Ranges:
         """What lies above, cut at the offset."""
         pairs = zip(self._firsts, self._nexts, strict=True)
         return tuple((max(first, offset), after) for first, after in pairs if after > offset)
+
+
+def lower_ends(ends: Mapping[int, int] | None, again: Mapping[int, int]) -> Mapping[int, int]:
+    """Of ends that were asked for again: what was acknowledged before the first time stands before both."""
+    return again if ends is None else {index: min(end, again[index]) for index, end in ends.items()}

@@ -15,9 +15,10 @@ from google.protobuf.message import DecodeError
 
 from oncebox.errors import RetriableError, UsageError
 from oncebox.reader.assembly import Assembly
+from oncebox.reader.ends import ENDS_VALID_S, ends_of
 from oncebox.reader.express import Express
 from oncebox.reader.lanes import Bulk
-from oncebox.reader.source import ConsumerThread, by_partition, ends_of, position_of, records_by_partition, topics_of
+from oncebox.reader.source import ConsumerThread, by_partition, position_of, records_by_partition, topics_of
 from oncebox.reader.starting import Start, starting
 from oncebox.reader.types import CommittedTransaction, PartitionPosition, Position, ReadError
 from oncebox.v1 import manifest_pb2
@@ -215,7 +216,7 @@ class TransactionReader:
         return self._exactly().is_whole(where, offset)
 
     async def feed_ends(self) -> Mapping[int, int] | None:
-        """Of each partition of the feed, from its leader: commits up to now stand before it. None: nobody answers."""
+        """Of each partition of the feed: commits up to now stand before it. None: too few brokers answer."""
         return await ends_of(self._wire, self._feed_topic, self._start.feed)
 
     def has_read_feed(self, ends: Mapping[int, int]) -> bool:
@@ -340,14 +341,21 @@ class TransactionReader:
 
     async def _check(self) -> None:
         """Settles what no commit covers: the feed's ends are taken after the record came (see assembly.py)."""
+        loop = asyncio.get_running_loop()
+        asked_at = 0.0
         while True:
             await asyncio.sleep(CHECK_PAUSE_S)
             # (Another that goes on in its place meanwhile asks anew.)
             assembly = self._assembly
-            if not assembly.wants_check:
+            if assembly.wants_check:
+                assembly.begin_check()
+            elif not assembly.is_checking or loop.time() < asked_at + ENDS_VALID_S:
                 continue
-            assembly.begin_check()
+            asked_at = loop.time()
             ends = await self.feed_ends()
+            if not assembly.is_checking:
+                # The ends that were asked for before have been reached meanwhile: these are of no later check.
+                continue
             if ends is None:
                 assembly.drop_check()
                 continue

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncebox.errors import BrokersUnavailableError, UsageError
 from oncebox.reader.types import ReadError, Record
-from oncebox.wire import LATEST, ErrorCode, KafkaSettings, TopicPartition, Wire, WireError, librdkafka_config
+from oncebox.wire import ErrorCode, KafkaSettings, TopicPartition, Wire, WireError, librdkafka_config
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -179,15 +179,6 @@ async def list_offsets(
             await asyncio.sleep(RETRY_S)
             await topics_of(wire, {where.topic for where in left})
     return found
-
-
-async def ends_of(wire: Wire, topic: str, partitions: Collection[int]) -> dict[int, int] | None:
-    """From each partition's leader, asked after this was called. None: nobody answers."""
-    try:
-        ends = await list_offsets(wire, [TopicPartition(topic, index) for index in partitions], LATEST)
-    except BrokersUnavailableError:
-        return None
-    return {where.partition: end for where, end in ends.items()}
 
 
 async def topics_of(wire: Wire, topics: Collection[str]) -> Mapping[str, TopicMetadata]:

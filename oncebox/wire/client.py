@@ -57,6 +57,7 @@ class Wire:
         self._bootstrap_servers = settings.bootstrap_servers
         self._connections = Connections(settings)
         self._leaders: dict[str, dict[int, int | None]] = {}
+        self._replicas: dict[str, dict[int, tuple[int, ...]]] = {}
         self._responsive_id: int | None = None  # the broker that last answered `metadata`
 
     async def __aenter__(self) -> Self:
@@ -81,6 +82,10 @@ class Wire:
     def leader_id(self, partition: TopicPartition) -> int | None:
         """As of the last `metadata` that covered the topic; None where there was none, or no leader."""
         return self._leaders.get(partition.topic, {}).get(partition.partition)
+
+    def replica_ids(self, partition: TopicPartition) -> tuple[int, ...]:
+        """As of the last `metadata` that covered the topic: the brokers that have it, in order to lead it or not."""
+        return self._replicas.get(partition.topic, {}).get(partition.partition, ())
 
     async def metadata(
         self, topics: Collection[str] | None, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
@@ -119,8 +124,10 @@ class Wire:
         self._responsive_id = node_id if node_id in answer.brokers else None
         if everything:
             self._leaders.clear()
+            self._replicas.clear()
         for name, topic in answer.topics.items():
             self._leaders[name] = {index: partition.leader_id for index, partition in topic.partitions.items()}
+            self._replicas[name] = {index: partition.replica_ids for index, partition in topic.partitions.items()}
 
     def produce(
         self,
@@ -195,11 +202,14 @@ class Wire:
         timestamps: Mapping[TopicPartition, int],
         *,
         read_committed: bool = False,
+        of_replica: bool = False,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         lane: str = "admin",
     ) -> dict[TopicPartition, ListedOffset]:
-        """The first offset at or after each timestamp. With `read_committed` LATEST is the last stable offset."""
-        call = requests.list_offsets_call(timestamps, read_committed=read_committed)
+        """The first offset at or after each timestamp. With `read_committed` LATEST is the last stable offset; with
+        `of_replica` it is where this broker's own log ends, be it the leader's or not, and acknowledged or not.
+        """
+        call = requests.list_offsets_call(timestamps, read_committed=read_committed, of_replica=of_replica)
         return requests.read_list_offsets(await self._connections.send(node_id, lane, call, timeout_ms))
 
     async def describe_producers(

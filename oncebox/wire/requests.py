@@ -170,11 +170,19 @@ def read_init_producer_id(response: Any) -> ProducerIdentity:
     )
 
 
-def list_offsets_call(timestamps: Mapping[TopicPartition, int], *, read_committed: bool) -> Call:
+# Who asks: a client, which only the leader answers, or somebody who wants to know what this replica has.
+_CLIENT: Final = -1
+_OBSERVER: Final = -2
+
+
+def list_offsets_call(
+    timestamps: Mapping[TopicPartition, int], *, read_committed: bool, of_replica: bool = False
+) -> Call:
     topics: dict[str, list[tuple[int, int]]] = {}
     for (topic, partition), timestamp in timestamps.items():
         topics.setdefault(topic, []).append((partition, timestamp))
-    return Call((schemas.LIST_OFFSETS_V3,), -1, int(read_committed), list(topics.items()))
+    asking = _OBSERVER if of_replica else _CLIENT
+    return Call((schemas.LIST_OFFSETS_V3,), asking, int(read_committed), list(topics.items()))
 
 
 def read_list_offsets(response: Any) -> dict[TopicPartition, ListedOffset]:

@@ -300,17 +300,18 @@ def test_init_producer_id_answer(answer):
     assert requests.read_init_producer_id(decoded(schemas.INIT_PRODUCER_ID_V0, entity)) == answer
 
 
-@given(by_partition(st.sampled_from([EARLIEST, LATEST]) | i64), st.booleans())
+@given(by_partition(st.sampled_from([EARLIEST, LATEST]) | i64), st.booleans(), st.booleans())
 @patient
-def test_list_offsets(timestamps, read_committed):
+def test_list_offsets(timestamps, read_committed, of_replica):
     kio = kio_offsets
     rows = by_topic(timestamps, lambda index, time: kio.ListOffsetsPartition(partition_index=index, timestamp=time))
     expected = kio.ListOffsetsRequest(
-        replica_id=-1,
+        replica_id=-2 if of_replica else -1,
         isolation_level=1 if read_committed else 0,
         topics=tuple(kio.ListOffsetsTopic(name=name, partitions=data) for name, data in rows),
     )
-    assert encoded(requests.list_offsets_call(timestamps, read_committed=read_committed)) == kio_bytes(expected)
+    call = requests.list_offsets_call(timestamps, read_committed=read_committed, of_replica=of_replica)
+    assert encoded(call) == kio_bytes(expected)
 
 
 @given(by_partition(st.builds(ListedOffset, error=errors, offset=i64, timestamp_ms=i64)))

@@ -218,7 +218,7 @@ def test_a_row_is_not_brought_back_that_a_record_of_another_partition_has_delete
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute((files("relay") / "sql" / "schema.sql").read_text())
         connection.execute(
-            "CREATE TABLE public.moved (id bigint PRIMARY KEY, name text, oncebox_source integer, oncebox_offset bigint)"
+            "CREATE TABLE public.moved (id bigint PRIMARY KEY, name text, oncebox_source int, oncebox_offset bigint)"
         )
         connection.execute("INSERT INTO oncebox.relay (relay, mode) VALUES ('r', 'partition')")
         connection.execute(
