@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncebox.errors import BrokersUnavailableError, ConsumeError, NamesakeError, RetriableError
 from oncebox.reader.source import record_of
-from oncebox.wire import KafkaSettings, TopicPartition, librdkafka_config
+from oncebox.wire import ErrorCode, KafkaSettings, TopicPartition, librdkafka_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -40,8 +40,8 @@ SHUT_OUT_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class ShutOutError(RetriableError):
-    """The group has given this member's name to a later request to join; it has to join anew."""
+class JoinedAnewError(RetriableError):
+    """With another consumer, which begins with what the group has committed."""
 
 
 class GroupConsumer:
@@ -152,14 +152,17 @@ class GroupConsumer:
             log.warning("%s: %s", message.topic(), error.str())
         elif _shut_out(error):
             self._join_anew()
-            raise ShutOutError(f"group {self._config['group.id']}: {error.str()}; it has joined anew")
+            raise JoinedAnewError(f"group {self._config['group.id']}: {error.str()}; it has joined anew")
+        elif _passes(error):
+            # While brokers come and go. What it could not ask for then, where to begin in partitions that have just
+            # come to it, it does not ask for again before something else moves the group.
+            self._begin_anew()
+            raise JoinedAnewError(f"group {self._config['group.id']}: {error.str()}; it has joined anew")
         else:
             raise ConsumeError(f"{message.topic()}: {error.str()}")
 
     def _join_anew(self) -> None:
-        """With another consumer: one that was shut out is of no use any more."""
-        from confluent_kafka import Consumer
-
+        """One that was shut out is of no use any more."""
         now_s = time.monotonic()
         if len(self._shut_out_s) == SHUT_OUT_MAX and now_s - self._shut_out_s[0] < SHUT_OUT_S:
             raise NamesakeError(
@@ -167,6 +170,11 @@ class GroupConsumer:
                 f"{self._config[NAME]!r}: each has taken the other's place {SHUT_OUT_MAX} times"
             )
         self._shut_out_s.append(now_s)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        from confluent_kafka import Consumer
+
         self._consumer.close()
         self._consumer = Consumer(self._config, logger=log)
         self._subscribe()
@@ -186,3 +194,11 @@ def _shut_out(error: Any) -> bool:
     # librdkafka tells a fatal error's reason only in its text.
     fatal = error.code() == KafkaError._FATAL and NAME in error.str()  # noqa: SLF001
     return bool(fatal or error.code() == KafkaError.FENCED_INSTANCE_ID)
+
+
+def _passes(error: Any) -> bool:
+    """Kafka's own word, or librdkafka's for brokers that do not answer."""
+    from confluent_kafka import KafkaError
+
+    by_itself = {KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._TRANSPORT, KafkaError._WAIT_COORD}  # noqa: SLF001
+    return error.code() in by_itself or (error.code() > 0 and ErrorCode(error.code()).retriable)
