@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from oncebox.databases import Database
 
 CALL_TIMEOUT_S = 30.0
+# One that is far away, or busy, is not taken for one that is gone.
+CONNECT_TIMEOUT_MS = 10_000
+open_patiently = partial(open_plain_channel, connect_timeout_ms=CONNECT_TIMEOUT_MS)
 RESULTS = {"committed": transaction_pb2.COMMITTED, "aborted": transaction_pb2.ABORTED}
 
 
@@ -58,7 +62,7 @@ async def resolve(
     prefix: str = "",
     older_than_s: float = 60.0,
     settle_s: float = SETTLE_S,
-    open_channel: OpenChannel = open_plain_channel,
+    open_channel: OpenChannel = open_patiently,
 ) -> Resolution:
     """All that are prepared together with this database and older than that. One that cannot be decided holds up no
     other, nor does a coordinator that is away.
@@ -101,7 +105,7 @@ async def _decide(
 
 
 async def prepared(
-    coordinators: Sequence[str], prefix: str, age_min_ms: int, open_channel: OpenChannel = open_plain_channel
+    coordinators: Sequence[str], prefix: str, age_min_ms: int, open_channel: OpenChannel = open_patiently
 ) -> AsyncIterator[admin_pb2.TransactionSummary | Unheard]:
     """The transactions that wait for a decision, on all instances that answer."""
     leaders = await _leaders(coordinators, open_channel)
