@@ -89,6 +89,8 @@ class LogicalSource:
         self._distance_bytes = 0
         # Up to here all is published, or nothing was to be: the slot is never beyond it by our doing.
         self._furthest = 0
+        # Whoever did not ask for facts only looks, as a resync does: it publishes nothing, and has no place.
+        self._has_place = False
         self._reader: psycopg.AsyncConnection[Any] | None = None
         self._version = 0
         self._may_snapshot = True
@@ -98,6 +100,7 @@ class LogicalSource:
         settings = self._settings
         self._version = identity.version
         self._furthest = max(noted.idle_lsn, token.end if token else 0)
+        self._has_place = True
         confirmed = await self._slot()
         await self._check_publication()
         return Facts(
@@ -187,7 +190,7 @@ class LogicalSource:
             async for messages in slices:
                 # The server has done its part before the first of them comes.
                 decoded_s = decoded_s or time.monotonic() - started
-                if not changes:
+                if not changes and self._has_place:
                     # What somebody else took before this look is not in it. Published is what it shows from here on,
                     # and then the token, with which the next start compares the slot, might stand behind that.
                     await self._check_place()
