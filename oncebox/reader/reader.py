@@ -353,14 +353,12 @@ class TransactionReader:
                 continue
             asked_at = loop.time()
             ends = await self.feed_ends()
-            if not assembly.is_checking:
-                # The ends that were asked for before have been reached meanwhile: these are of no later check.
-                continue
             if ends is None:
                 assembly.drop_check()
-                continue
-            assembly.ends_known(ends)
-            self._advance()
+            elif assembly.is_checking:
+                # Else the ends that were asked for before have been reached meanwhile: these are of no later check.
+                assembly.ends_known(ends)
+                self._advance()
 
     async def _discover(self) -> None:
         """Partitions that were added, and topics that were deleted and made again."""
