@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from oncebox.reader import TransactionReader
 
 
+# Whoever waits looks now and then whether it is told to stop.
+ASK_S = 5.0
+
+
 class Coming:
     """To be made when the row is met."""
 
@@ -33,9 +37,16 @@ class Coming:
             loop = asyncio.get_running_loop()
             if self._ends is None or loop.time() > self._asked_at + ENDS_VALID_S:
                 self._asked_at = loop.time()
-                ends = await self._reader.feed_ends()
+                ends = await self._feed_ends()
                 self._ends = self._ends if ends is None else lower_ends(self._ends, ends)
             if self._ends is None or not self._reader.has_read_feed(self._ends):
                 return True
             self._mark = self._reader.mark()
         return self._reader.is_pending(self._mark)
+
+    async def _feed_ends(self) -> Mapping[int, int] | None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await self._reader.feed_ends()
+        except TimeoutError:
+            return None

@@ -35,6 +35,11 @@ REFERENCES = (ForeignKeyViolation, RestrictViolation)
 class MissingReferenceError(RelayError):
     """A row refers to one that is not there, and may yet come. Nothing was written."""
 
+    def __init__(self, message: str, unit_count: int) -> None:
+        """`unit_count`: of all that were tried."""
+        super().__init__(message)
+        self.unit_count = unit_count
+
 
 class Split:
     def __init__(
@@ -169,7 +174,7 @@ class Split:
         for number, refused in failed.items():
             if self._waits_from is not None and number >= self._waits_from and isinstance(refused, REFERENCES):
                 where = where_of(self._units[number].records[0])
-                raise MissingReferenceError(f"{where}: {told(refused)}") from refused
+                raise MissingReferenceError(f"{where}: {told(refused)}", len(self._units)) from refused
 
     def _first_in_the_way(self, failed: Iterable[int]) -> int | None:
         """Without it others may be written, which may be what the rest lacks. (Not behind one that is parked.)"""

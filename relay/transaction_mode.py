@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 STANDBY_LOOK_S = 0.5
 LOOK_S = 1.0
 REFERENCE_WAIT_S = 0.2
+# Where references are missing all the time, others are met with each wait: after so many, all there is is judged.
+WAITS_MAX = 5
 
 log = logging.getLogger(__name__)
 
@@ -289,19 +291,19 @@ class TransactionSession:
         reader, sink = batch.reader, self._writer.sink
         coming: Coming | None = None
         # So many units had been met when what is coming was asked for; and so many have waited for all there was.
-        met = waited = 0
+        met = waited = waits = 0
         try:
             while not self._stop.is_set():
                 if coming is not None and not await coming.is_open():
-                    waited, coming = met, None
-                sink.waits_from = None if batch.is_full else waited
+                    waited, coming, waits = met, None, waits + 1
+                sink.waits_from = None if batch.is_full or waits == WAITS_MAX else waited
                 try:
                     await self._in_writer(self._write, batch, prepared, asked)
                     return True
                 except MissingReferenceError as error:
                     self._status.turn("RUNNING", f"waits for a reference: {error}")
                     if coming is None:
-                        coming, met = Coming(reader), len(prepared.units)
+                        coming, met = Coming(reader), error.unit_count
                 tried = len(batch.pieces)
                 # Each attempt costs as much as the batch is long: so not one for each that has come.
                 while len(batch.pieces) < 2 * tried and not batch.is_full and await coming.is_open():

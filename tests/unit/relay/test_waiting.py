@@ -151,7 +151,7 @@ class StubWriter:
         lacking += [unit for unit, other in self.refers_to.items() if unit <= count < other]
         waits_from = self.sink.waits_from
         if waits_from is not None and lacking and lacking[-1] > waits_from:
-            raise MissingReferenceError(f"t partition 0 offset {lacking[-1]}")
+            raise MissingReferenceError(f"t partition 0 offset {lacking[-1]}", count)
         self.judged = lacking
 
 
@@ -219,6 +219,21 @@ async def test_each_reference_is_waited_for_in_what_was_known_when_it_was_met() 
     assert await made._write_with_references(batch, *made._prepare(batch))
     assert writer.judged == [1]
     assert len(writer.attempts) < 12
+
+
+async def test_references_that_are_missing_all_the_time_keep_nothing_from_being_written() -> None:
+    """With each wait others are met that have not waited themselves."""
+    made, writer = session()
+    writer.refers_to = dict.fromkeys(range(1, 10000), 1000000)
+
+    class MoreComes(StubReader):
+        def mark(self) -> int:
+            return self.taken + 2
+
+    batch = batch_of(MoreComes(known=0))
+    async with asyncio.timeout(30):
+        assert await made._write_with_references(batch, *made._prepare(batch))
+    assert len(writer.judged) - 1 == writer.attempts[-1] < 100
 
 
 async def test_a_reference_is_judged_only_after_the_feeds_ends() -> None:
