@@ -208,9 +208,8 @@ def resolve(
     settings = _settings(config, dsn, bootstrap_servers=None, needs_kafka=False, coordinators=coordinators)
     given = settings.postgres.dsn.get_secret_value()
     addresses = settings.coordinators.split(",")
-    found = _run(
-        resolver.resolve(given, addresses, prefix=prefix, older_than_s=older_than_s, open_channel=settings.open_channel)
-    )
+    opens = settings.opens_channels(resolver.CONNECT_TIMEOUT_MS)
+    found = _run(resolver.resolve(given, addresses, prefix=prefix, older_than_s=older_than_s, open_channel=opens))
     for resolved in found.resolved:
         told = resolved.result or f"not decided: {resolved.error}"
         print(f"{resolved.transactional_id} transaction {resolved.number}: {told}")

@@ -1,13 +1,14 @@
 """The settings of an outbox relay: one typed model, read by oncebox.settings.load. Reads nothing by itself."""
 
 import re
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, FilePath, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from oncebox.channels import SecureChannel
-from oncebox.session import OpenChannel, open_plain_channel
+from oncebox.session import CONNECT_TIMEOUT_MS, OpenChannel, open_plain_channel
 from oncebox.settings import KafkaSection, PostgresSection, Section, ServiceSettings, is_loopback
 from relay.outbox.mapping import TOPIC, TYPE_FIELD, MappingSettings
 from relay.outbox.plan import ColumnNames
@@ -166,13 +167,12 @@ class OutboxSettings(ServiceSettings):
     def transactional_id(self) -> str:
         return f"outbox-{self.name}"
 
-    @property
-    def open_channel(self) -> OpenChannel:
+    def opens_channels(self, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> OpenChannel:
         if self.channel is None:
-            return open_plain_channel
+            return partial(open_plain_channel, connect_timeout_ms=connect_timeout_ms)
         given = self.channel.model_dump(exclude_none=True)
         files: dict[str, Any] = {name: str(value) for name, value in given.items()}
-        return SecureChannel(**files)
+        return SecureChannel(connect_timeout_ms=connect_timeout_ms, **files)
 
     @property
     def mapping(self) -> MappingSettings:

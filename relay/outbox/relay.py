@@ -105,7 +105,7 @@ class OutboxRelay:
             settings.coordinators,
             transactional_id=settings.transactional_id,
             settings=ProducerSettings(transaction_timeout_ms=settings.transaction_timeout_ms),
-            open_channel=settings.open_channel,
+            open_channel=settings.opens_channels(),
         )
         source: Source
         if settings.source == "logical":

@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from psycopg import sql
 
@@ -23,7 +24,7 @@ from relay.kafka import LATEST, KafkaAdmin, Place
 from relay.outbox.commit_seq import row_columns
 from relay.outbox.config import OutboxSettings
 from relay.outbox.database import SQL, Database, table_of
-from relay.outbox.logical import CHANGES_MAX, LogicalSource
+from relay.outbox.logical import BUSY_PAUSE_S, BUSY_S, CHANGES_MAX, LogicalSource
 from relay.outbox.mapping import BadRowError, Mapping
 from relay.outbox.plan import Row
 from relay.outbox.token import COMMIT_SEQ, RESYNC_BEGUN, StopError, Token, decode, encode
@@ -87,7 +88,7 @@ async def _apply(settings: OutboxSettings, database: Database) -> Report:
         kafka_settings(settings.kafka, client_id=settings.transactional_id),
         settings.coordinators,
         transactional_id=settings.transactional_id,
-        open_channel=settings.open_channel,
+        open_channel=settings.opens_channels(),
     )
     async with producer:
         before = decode(producer.resume_token)
@@ -113,7 +114,7 @@ async def _new_source(settings: OutboxSettings, database: Database, fence: int) 
     identity = await database.identity()
     if settings.source == "logical":
         if await database.one("slot", slot=settings.slot) is not None:
-            await connection.execute("SELECT pg_drop_replication_slot(%s)", [settings.slot])
+            await _drop_slot(settings, database)
         await connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot])
         end = int((await database.one("slot", slot=settings.slot))[3])
         # Its first commit may stand exactly there.
@@ -132,6 +133,20 @@ async def _new_source(settings: OutboxSettings, database: Database, fence: int) 
         fence=fence,
         database=identity.database,
     )
+
+
+async def _drop_slot(settings: OutboxSettings, database: Database) -> None:
+    """A relay that was killed while it read is reading until the server notices."""
+    deadline_s = time.monotonic() + BUSY_S
+    while True:
+        try:
+            await database.connection.execute("SELECT pg_drop_replication_slot(%s)", [settings.slot])
+        except psycopg.errors.ObjectInUse:
+            if time.monotonic() > deadline_s:
+                raise
+            await asyncio.sleep(BUSY_PAUSE_S)
+        else:
+            return
 
 
 async def _restart(settings: OutboxSettings, database: Database, start: Token, settled: list[int]) -> None:

@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka import Producer as StockProducer
 from confluent_kafka.admin import AdminClient
 
+from oncebox.local.postgres import find_binaries
 from oncebox.wire import librdkafka_config
 from relay.outbox import parked
 from relay.outbox import resync as work
@@ -18,7 +19,7 @@ from relay.outbox.token import StopError
 from tests.integration.outbox.conftest import Outbox
 from tests.integration.outbox.test_trouble import run_sql, write_bad
 
-TAKEOVER_MS = 3_000
+TAKEOVER_MS = 5_000
 
 
 @pytest.mark.parametrize("source", ["logical", "commit_seq"])
@@ -107,6 +108,30 @@ async def test_a_session_that_is_just_ending_is_waited_for(outbox: Outbox):
     )
     await ending.close()
     assert (await resyncing).missing == []
+
+
+async def test_who_reads_the_slot_to_its_end_is_waited_for(outbox: Outbox):
+    """As does the server for a relay that was killed meanwhile, until it notices."""
+    await outbox.init()
+    settings = outbox.settings()
+    reading = await asyncio.create_subprocess_exec(
+        *(find_binaries() / "pg_recvlogical", "--start", "--file=-", f"--dbname={outbox.dsn}"),
+        *(f"--slot={settings.slot}", "--option=proto_version=1", f"--option=publication_names={settings.publication}"),
+    )
+    try:
+        await outbox.wait_until("SELECT active FROM pg_replication_slots WHERE database = current_database()")
+        resyncing = asyncio.create_task(resync(settings, apply=True))
+        await outbox.wait_until(
+            "SELECT count(*) > 0 FROM pg_stat_activity "
+            "WHERE query LIKE '%%pg_drop_replication%%' AND pid <> pg_backend_pid() AND datname = current_database()"
+        )
+    finally:
+        reading.kill()
+        await reading.wait()
+    await resyncing
+    await outbox.write(1)
+    async with outbox.running():
+        await outbox.wait_published(1)
 
 
 def test_only_a_topic_that_is_not_there_is_empty(outbox: Outbox, monkeypatch):
