@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r"
 SPACE = 0x20
 BLANKS = re.compile(r"[ \t\n\r]*")
 DIGITS_MAX = 131_072  # before the point; jsonb has even fewer behind it
+FRAMES = 4_000  # enough for each document that the relay takes: of a thousand levels
 
 
 def jsonb_at(document: str | None, path: list[str]) -> str | None:
@@ -24,6 +26,7 @@ def jsonb_at(document: str | None, path: list[str]) -> str | None:
     """
     if document is None:
         return None
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), FRAMES))
     try:
         value = json.loads(document, parse_float=_number, parse_int=_number, parse_constant=_refuse)
         for name in path:
@@ -60,7 +63,9 @@ def _number(text: str) -> Decimal | str:
         number = Decimal(text)
     except ArithmeticError:
         return text
-    return number if number.is_zero() or abs(number.adjusted()) <= DIGITS_MAX else text
+    # Zero's digits are those behind its point.
+    digits = min(number.adjusted(), 0) if number.is_zero() else number.adjusted()
+    return number if abs(digits) <= DIGITS_MAX else text
 
 
 def _quoted(text: str) -> str:
