@@ -5,6 +5,7 @@ gathers. They have a connection of their own, shared with nothing else.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -50,6 +51,8 @@ _LOST = frozenset(
 _UNKNOWN = frozenset(
     {ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NETWORK_EXCEPTION}
 )
+
+log = logging.getLogger(__name__)
 
 
 class KafkaStore:
@@ -178,6 +181,7 @@ class _Lane:
     def __init__(self, wire: Wire, node_id: int) -> None:
         self._wire = wire
         self._node_id = node_id
+        self._sent: Gathered = {}
         self._gathered: Gathered = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -193,12 +197,14 @@ class _Lane:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        _fail(self._sent | self._gathered, "the log is closed")
 
     async def _send(self) -> None:
         while self._gathered:
             # One more round of the loop: shards that are about to append travel along.
             await asyncio.sleep(0)
             sent, self._gathered = self._gathered, {}
+            self._sent = sent
             try:
                 answer = await self._wire.produce(
                     self._node_id,
@@ -207,12 +213,11 @@ class _Lane:
                     lane=LANE,
                 )
             except Exception as error:  # noqa: BLE001 - whatever it is, what gathers behind it must not wait for ever
+                if not isinstance(error, OutcomeUnknownError):
+                    log.warning("an append to broker %d failed: %r", self._node_id, error)
                 await self._refresh(sent)
                 _fail(sent, str(error) if isinstance(error, OutcomeUnknownError) else repr(error))
                 continue
-            except BaseException as error:
-                _fail(sent | self._gathered, repr(error))
-                raise
             for where, (_, future) in sent.items():
                 appended = answer.get(where)
                 if future.done():

@@ -49,13 +49,19 @@ async def test_what_gathers_behind_a_request_that_fails_is_sent(failure: Excepti
         assert await second == (ErrorCode.NONE, 7)
 
 
-async def test_who_waits_is_told_when_the_lane_is_closed():
-    line: Any = Line(RuntimeError("never"))
+@pytest.mark.parametrize("moment", ["before the request", "under way", "while the leaders are asked for"])
+async def test_who_waits_is_told_when_the_lane_is_closed(moment: str):
+    line: Any = Line(RuntimeError("odd"))
+    line.metadata = lambda *_, **__: asyncio.Event().wait()
     lane = _Lane(line, 1)
-    first = lane.append(FIRST, b"first")
-    await asyncio.sleep(0.01)
-    second = lane.append(SECOND, b"second")
+    waiting = [lane.append(FIRST, b"first")]
+    if moment != "before the request":
+        await asyncio.sleep(0.01)
+        waiting.append(lane.append(SECOND, b"second"))
+    if moment == "while the leaders are asked for":
+        line.fails.set()
+        await asyncio.sleep(0.01)
     await lane.close()
-    for future in (first, second):
+    for future in waiting:
         with pytest.raises(UnknownOutcomeError):
             await future
