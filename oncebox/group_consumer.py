@@ -201,4 +201,6 @@ def _passes(error: Any) -> bool:
     from confluent_kafka import KafkaError
 
     by_itself = {KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._TRANSPORT, KafkaError._WAIT_COORD}  # noqa: SLF001
+    if error.code() == KafkaError.INVALID_MSG:
+        return False  # Kafka's word is about what was sent; here it is the broker's copy that is damaged
     return error.code() in by_itself or (error.code() > 0 and ErrorCode(error.code()).retriable)
