@@ -268,8 +268,9 @@ class Transaction:
     ) -> transaction_pb2.Outcome | None:
         """Makes it all visible, or raises. None: there was nothing to commit.
 
-        "complete": every reader can see it; "decided": it can no longer fail, and the next transaction may begin.
-        After a RetriableError it may be called again, unless the next transaction has been begun.
+        "complete": every reader can see it, or a second has passed (`outcome.owed` says which partitions lack their
+        marker); "decided": it can no longer fail, and the next transaction may begin. After a RetriableError it may be
+        called again, unless the next transaction has been begun.
         """
         self._begin_commit()
         return await self._commit(metadata, wait)
