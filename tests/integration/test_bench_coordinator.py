@@ -46,7 +46,7 @@ def test_idle(small, monkeypatch):
     monkeypatch.setattr(idle, "DURATION_QUICK_S", 0.5)
     results = {result.name: result for result in idle.bench(small)}
     assert set(results) == {"idle/cpu", "idle/sessions-1000"}
-    assert all(0 < result.ours[0] < 100 for result in results.values())
+    assert all(result.ours[0] > 0 for result in results.values())
 
 
 def test_operate(small, monkeypatch):

@@ -161,14 +161,14 @@ def test_a_leader_killed_while_partitions_are_on_their_way_to_another(coordinato
         led = leaders(coordinators.addresses[-1])
         return set(led) == everything and set(led.values()) == {coordinators.addresses[-1]}
 
-    second.wait_ready(served_by_the_second, timeout_s=30)
+    second.wait_ready(served_by_the_second, timeout_s=90)
 
 
 def are_seen_on_their_way(coordinators: Coordinators, everything: set[int], second: ChildProcess) -> bool:
     """From the first to the last one; no: they are there already."""
     first, last = coordinators.addresses[0], coordinators.addresses[-1]
     # Followed: else the group alone would tell that the first one is gone.
-    second.wait_ready(lambda: first in leaders(last).values(), timeout_s=30)
+    second.wait_ready(lambda: first in leaders(last).values(), timeout_s=90)
     while True:
         led = leaders(first)
         if set(led) != everything:

@@ -156,19 +156,19 @@ async def test_a_token_counts_more_than_a_certificate(secured: Secured, new_topi
 
 
 async def test_a_producer_outlives_its_tokens(secured: Secured, new_topic: TopicFactory, tmp_path: Path):
-    """Each is good for four seconds; the file always holds a newer one, and no commit fails."""
+    """Each is good for eight seconds; the file always holds a newer one, and no commit fails."""
     topic = await asyncio.to_thread(new_topic)
     file, fresh = tmp_path / "token", tmp_path / "fresh"
 
     async def renew() -> None:
         while True:
-            fresh.write_text(token(secured.token_key, claims("orders", exp=int(time.time()) + 4)))
+            fresh.write_text(token(secured.token_key, claims("orders", exp=int(time.time()) + 8)))
             os.replace(fresh, file)
             await asyncio.sleep(0.5)
 
     renewing = asyncio.create_task(renew())
     await asyncio.sleep(0)
-    ends_at_s = time.monotonic() + 10
+    ends_at_s = time.monotonic() + 14
     committed = 0
     async with secured.producer("stranger", "orders-renewed", token_location=str(file)) as producer:
         while time.monotonic() < ends_at_s:

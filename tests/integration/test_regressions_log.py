@@ -116,7 +116,7 @@ async def test_r3_a_leader_change_does_not_forget_a_begun_transaction(kafka, new
         await old.call(Register(transactional_id="id", grant=grant, partitions=frozenset({where})), 10_000)
         await write(here.settings, where, grant, b"begun")
         new = await here.lead("new")
-        assert await asyncio.to_thread(values, kafka.bootstrap_servers, topic) == []
+        assert await asyncio.to_thread(values, kafka.bootstrap_servers, topic, has_open=True) == []
         written = Written(topic=topic, partition=0, record_count=1, runs=(Run(0, 1),))
         end = End(transactional_id="id", grant=grant, result=Result.COMMITTED, contents=Contents(written=(written,)))
         async with asyncio.timeout(60):  # markers may take longer than one answer waits for them

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 import uuid
+from operator import sub
 from typing import TYPE_CHECKING, Self
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from oncebox.v1 import manifest_pb2
 from proof.faults.process import ChildProcess, http_ok
@@ -21,6 +32,7 @@ if TYPE_CHECKING:
 
 READY_S = 90.0
 LOG_PARTITIONS = 4
+MARKERS_S = 60.0
 
 
 class Coordinators:
@@ -69,8 +81,12 @@ class Coordinators:
         self.http_port = int(found[2])
         self.http_ports.append(self.http_port)
         if wait_ready:
-            process.wait_ready(lambda: http_ok(f"http://127.0.0.1:{found[2]}/ready"), timeout_s=READY_S)
+            process.wait_ready(self.is_ready, timeout_s=READY_S)
         return process
+
+    def is_ready(self) -> bool:
+        """The one that was started last."""
+        return http_ok(f"http://127.0.0.1:{self.http_port}/ready")
 
 
 @pytest.fixture
@@ -88,8 +104,12 @@ def shared_coordinator(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFacto
         yield one
 
 
-def read_committed(bootstrap_servers: str, topic: str) -> list[Message]:
-    """All that a stock consumer with read_committed sees, up to the end of every partition."""
+def read_committed(bootstrap_servers: str, topic: str, *, has_open: bool = False) -> list[Message]:
+    """All that a stock consumer with read_committed sees, up to the end of every partition: where no transaction is
+    left open on purpose, once the last one has its markers.
+    """
+    if not has_open:
+        wait_for_markers(bootstrap_servers, topic)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -118,8 +138,31 @@ def read_committed(bootstrap_servers: str, topic: str) -> list[Message]:
         consumer.close()
 
 
-def values(bootstrap_servers: str, topic: str) -> list[bytes]:
-    return [message.value() or b"" for message in read_committed(bootstrap_servers, topic)]
+def wait_for_markers(bootstrap_servers: str, topic: str) -> None:
+    """Of all that stands there by now: the answer to a commit does not wait for them for ever."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    partitions = [TopicPartition(topic, each) for each in admin.list_topics(topic, timeout=30).topics[topic].partitions]
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    deadline_s = time.monotonic() + MARKERS_S
+
+    def ends(isolation: IsolationLevel) -> list[int]:
+        while True:
+            asked = admin.list_offsets(dict.fromkeys(partitions, latest), isolation_level=isolation)
+            try:
+                return [asked[partition].result(30).offset for partition in partitions]
+            except KafkaException:  # of a broker that has just gone, or come
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.02)
+
+    now = ends(IsolationLevel.READ_UNCOMMITTED)
+    while min(map(sub, stable := ends(IsolationLevel.READ_COMMITTED), now)) < 0:
+        assert time.monotonic() < deadline_s, f"a transaction is open in {topic}: stable up to {stable} of {now}"
+        time.sleep(0.02)
+
+
+def values(bootstrap_servers: str, topic: str, *, has_open: bool = False) -> list[bytes]:
+    return [message.value() or b"" for message in read_committed(bootstrap_servers, topic, has_open=has_open)]
 
 
 def manifests(coordinators: Coordinators) -> list[manifest_pb2.Manifest]:

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 CALLS = 300
+TURNS = 5  # idle threads wake now and then, too: the quietest turn counts
 SCRIPT = f"""
 import asyncio, pathlib, re
 import coordinator
@@ -27,10 +28,13 @@ async def main():
     async with grpc.aio.insecure_channel(f"127.0.0.1:{{port}}") as channel:
         ask = channel.unary_unary("/test/Echo")
         await ask(b"x")
-        before = wakes()
-        for _ in range({CALLS}):
-            await ask(b"x")
-        print(wakes() - before)
+        woken = []
+        for _ in range({TURNS}):
+            before = wakes()
+            for _ in range({CALLS}):
+                await ask(b"x")
+            woken.append(wakes() - before)
+        print(min(woken))
     await server.stop(None)
 
 asyncio.run(main())

@@ -21,7 +21,7 @@ from oncebox.reader import (
 )
 from oncebox.wire import TopicPartition
 from tests.integration.client.conftest import NewProducer, fresh
-from tests.support.coordinator import Coordinators
+from tests.support.coordinator import Coordinators, wait_for_markers
 from tests.support.kafka import TopicFactory
 
 
@@ -32,6 +32,12 @@ def reader(one: Coordinators, topics: Collection[str], **options: Any) -> Transa
 async def all_of(reading: TransactionReader) -> list[CommittedTransaction]:
     async with asyncio.timeout(60), reading:
         return [transaction async for transaction in reading]
+
+
+async def marked(one: Coordinators, *topics: str) -> None:
+    """Only then what comes next stands behind it, and all of it is before the end."""
+    for topic in topics:
+        await asyncio.to_thread(wait_for_markers, one.bootstrap_servers, topic)
 
 
 def told(transaction: CommittedTransaction) -> tuple[Any, ...]:
@@ -64,6 +70,7 @@ async def test_transactions_come_whole_and_what_belongs_to_none_by_itself(
             await transaction.send(orders, b"o2", partition=1)
             await transaction.send(payments, b"p1")
             await transaction.send(unread, b"not read")
+        await marked(one, orders, payments)
         await asyncio.to_thread(send_plainly, one, payments, b"plain")
         aborted = await mine.begin()
         await aborted.send(orders, b"never", partition=0)
@@ -74,6 +81,7 @@ async def test_transactions_come_whole_and_what_belongs_to_none_by_itself(
             await transaction.send(unread, b"nothing to read of this one")
         async with mine.transaction() as transaction:
             await transaction.send(payments, b"p2")
+    await marked(one, orders, payments)
     read = await all_of(reader(one, [orders, payments], until_end=True))
     assert [told(transaction) for transaction in read] == [
         (name, {(orders, 0): [b"o1"], (orders, 1): [b"o2"], (payments, 0): [b"p1"]}),
@@ -177,6 +185,7 @@ async def test_records_deleted_before_they_were_read_stop_the_reader(
         for number in range(3):
             async with mine.transaction() as transaction:
                 await transaction.send(topic, b"%d" % number)
+            await marked(one, topic)
         async with reader(one, [topic]) as reading:
             await anext(reading)
             position = reading.position()
@@ -209,6 +218,7 @@ async def test_a_topic_made_again_is_another(one: Coordinators, new_producer: Ne
                 break
             except TransactionAbortableError:
                 pass  # registered while the coordinator knew the old one
+        await marked(one, topic)
         read = await all_of(reader(one, [topic], until_end=True))
     assert [told(t)[1] for t in read] == [{(topic, 0): [b"new"]}]
 
@@ -263,6 +273,7 @@ async def test_what_compaction_removed_is_not_waited_for(
                 await asyncio.sleep(1)
                 async with mine.transaction() as transaction:  # rolls the segment
                     await transaction.send(topic, b"roll", key=b"roll")
+        await marked(one, topic, other)
         read = await all_of(reader(one, [topic, other], until_end=True))
     told_all = [told(t)[1] for t in read]
     assert [t[other, 0] for t in told_all if (other, 0) in t] == [[b"1"], [b"3"], [b"5"]]

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer
 
 import oncebox
-from oncebox import Producer, Transaction, TransformSettings
+from oncebox import Producer, Transaction, TransformSettings, group_consumer
 from oncebox.errors import NamesakeError, PoisonRecordError, UsageError
 from oncebox.local import LocalKafka
 from oncebox.reader import Record
@@ -236,11 +236,14 @@ async def test_one_that_is_shut_out_of_its_name_joins_anew(
             async with asyncio.timeout(60):  # where all was copied before, it notices with its next heartbeat
                 while caplog.text.count("it has joined anew") <= turn:  # noqa: ASYNC110 - the log tells
                     await asyncio.sleep(0.05)
-    assert caplog.text.count("it has joined anew") == 2
+    assert caplog.text.count("it has joined anew") >= 2
     assert await copied(one.bootstrap_servers, target) == expected(800, 2)
 
 
-async def test_of_two_living_namesakes_one_ends_and_says_why(one: Coordinators, new_topic: TopicFactory):
+async def test_of_two_living_namesakes_one_ends_and_says_why(
+    one: Coordinators, new_topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(group_consumer, "SHUT_OUT_S", 600.0)  # on a busy machine it takes them longer
     source, target, group = new_topic(partitions=2), new_topic(partitions=2), fresh("namesakes")
 
     async def copy(record: Record, transaction: Transaction) -> None:

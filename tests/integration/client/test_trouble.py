@@ -143,6 +143,8 @@ async def test_a_commit_that_was_not_answered_is_asked_for_again(coordinators: C
             with suppress(RetriableError):
                 outcome = await transaction.commit()
         assert (outcome.number, outcome.result) == (transaction.number, transaction_pb2.COMMITTED)
+        # The group may have taken it for dead, and it leads anew.
+        await asyncio.to_thread(process.wait_ready, coordinators.is_ready, timeout_s=60)
         async with mine.transaction() as following:
             await following.send(topic, b"next")
     assert await asyncio.to_thread(values, coordinators.bootstrap_servers, topic) == [b"once", b"next"]

@@ -325,7 +325,8 @@ def test_a_hanging_transaction(world: World, check: Callable[..., Result], begun
     world.transfer(1, 2)
     world.apply()
     topic = world.topics["accounts"]
-    producer = Producer({"bootstrap.servers": world.servers, "transactional.id": f"hangs-{topic}"})
+    named = {"bootstrap.servers": world.servers, "transactional.id": f"hangs-{topic}"}
+    producer = Producer({**named, "transaction.timeout.ms": 600_000})  # Kafka does not end it before the test does
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(topic, b"{}", partition=0)
@@ -338,7 +339,7 @@ def test_a_hanging_transaction(world: World, check: Callable[..., Result], begun
     assert f"oncebox partition who-blocks {topic}:0" in sample.detail
     producer.abort_transaction(30)
     # The abort is answered before its marker is written; a successor is not let in before that.
-    Producer({"bootstrap.servers": world.servers, "transactional.id": f"hangs-{topic}"}).init_transactions(60)
+    Producer(named).init_transactions(60)
     with begun(hanging_age_ms=1) as run:
         assert find_hanging(run) == []
 

@@ -191,6 +191,8 @@ def test_it_is_paused_though_the_database_is_slower_than_the_topic(
         finally:
             is_over.set()
         sent = sending.result(30)
+    produce(kafka, topic, range(sent, sent + 5), 1)
+    sent += 5
     assert relays.rows("SELECT count(*) FROM orders")[0][0] < sent
     relays.run("DROP TRIGGER slow ON orders")
     call(relay, "Resume")

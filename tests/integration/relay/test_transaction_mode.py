@@ -171,7 +171,7 @@ async def test_one_that_stood_still_is_refused(
 ) -> None:
     one = shared_coordinator
     names = [new_topic(), new_topic(), new_topic()]
-    await asyncio.to_thread(prepare, relays, one, names, session_ms=2000)
+    await asyncio.to_thread(prepare, relays, one, names, session_ms=6000)
     balances = await fill(one, names, 1)
     active = await asyncio.to_thread(relays.start)
     await asyncio.to_thread(relays.wait_until, lambda: copied(relays) == balances, lambda: "first copy")
