@@ -37,7 +37,9 @@ def test_what_passes_is_met_by_joining_anew(consumer: GroupConsumer, code: int):
         assert consumer._consumer is not before
 
 
-@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED])
+@pytest.mark.parametrize(
+    "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.INVALID_MSG]
+)
 def test_what_no_waiting_mends_is_raised(consumer: GroupConsumer, code: int):
     before = consumer._consumer
     with pytest.raises(ConsumeError):
