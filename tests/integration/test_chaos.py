@@ -73,7 +73,7 @@ def test_a_short_run_finds_nothing_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(tmp_path: Path, bug: str) -> None:
-    done = chaos(tmp_path, "--seconds", "20", "--seed", "3", "--planted", bug, timeout_s=380)
+    done = chaos(tmp_path, "--seconds", "40", "--seed", "3", "--planted", bug, timeout_s=380)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{bug}: caught by " in done.stdout.splitlines()[-1]
     found = json.loads((tmp_path / "found.json").read_text())
