@@ -14,7 +14,8 @@ WHY = {
         "the two cores are used to 77 %. Smaller batches (six commits in a message) use them to 93 % and take a "
         "quarter more time per commit; two or four connections to the log, a single log partition, manifests that "
         "wait for answers, and processes bound to cores all gave the same rate within 5 %, two instances 8 % more. "
-        "Deciding and encoding compiled with mypyc take 5 % less: reading the records' fields is what costs there."
+        "Deciding and encoding compiled with mypyc take 5 % less: reading the records' fields is what costs there. An "
+        "interpreter built with profiles is 12 % faster, and so is the other side with it."
     ),
     "ids/load-slowdown": (
         "at half of the rate that the coordinator can do, it, the broker and the clients use 146 % of the two cores, "
