@@ -6,8 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# Much of a test on real parts is waiting: two processes, each with parts of its own, share the files.
-TWO := -n 2 --dist loadscope --no-loadscope-reorder
+# Much of a test on real parts is waiting: three processes, each with parts of its own, keep two cores busy.
+SHARED := -n 3 --dist loadscope --no-loadscope-reorder
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -16,10 +16,10 @@ demo: java $(VENV)/.ready ## the main job end to end on real parts
 	@$(BIN)/oncebox demo
 
 test: java $(VENV)/.ready ## all tests but the long ones, soak and bench
-	@$(PYTEST) $(TWO) -m "not long"
+	@$(PYTEST) $(SHARED) -m "not long"
 
 test-long: java $(VENV)/.ready ## all tests, the enumerations and copies in full
-	@$(PYTEST) $(TWO)
+	@$(PYTEST) $(SHARED)
 
 check: $(VENV)/.ready ## format, lint, types, import layers, generated code fresh
 	@$(BIN)/ruff format --check .

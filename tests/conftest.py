@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """For `make test`, which runs two processes: a file stays together, and so do all that start Spark, whose memory
+    """For `make test`, which runs several processes: a file stays together, and so do all that start Spark: its memory
     and downloads are enough once.
     """
     from xdist.scheduler import LoadScopeScheduling
