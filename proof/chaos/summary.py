@@ -10,13 +10,15 @@ from typing import Any
 from proof.chaos.book import READER_FINAL, Book, counts
 from proof.chaos.checks import SHOWN_PER_CHECK_MAX, Finding
 from proof.chaos.history import COMMITTED, UNKNOWN, Fault
+from proof.chaos.workload import OUTBOX
 
 
 def longest_gap_s(book: Book) -> float:
-    """The longest time without any commit, while clients worked."""
+    """The longest time without any commit to Kafka, while clients worked. Those of the outbox commit to PostgreSQL."""
     commits = sorted(
         line.event.at_ns
         for operation in book.operations.values()
+        if not operation.invoke.client.startswith(OUTBOX)
         for line, told in operation.told
         if told.outcome == COMMITTED and told.by == operation.invoke.client
     )
@@ -59,7 +61,7 @@ def as_text(book: Book, findings: list[Finding]) -> str:
         f"operations        {found['operations']}: {outcomes} ({found['asked_later']} known only after asking)",
         f"faults            {_told(found['faults'])}",
         f"without effect    {_told(found['faults_without_effect'])}",
-        f"longest silence   {found['longest_unavailable_s']:.1f} s without any commit",
+        f"longest silence   {found['longest_unavailable_s']:.1f} s without any commit to Kafka",
         f"Kafka             {read} records read on the way, {in_the_end} in the end",
         f"markers           {found['markers']['commit']} commit, {found['markers']['abort']} abort",
         f"copies            {found['copies']} of the lists",

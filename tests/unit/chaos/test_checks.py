@@ -328,6 +328,21 @@ def test_all_anomalies_are_counted_and_the_first_ones_shown() -> None:
     assert len(told["anomalies"]) == 3
 
 
+def test_silence_is_not_broken_by_who_commits_to_the_database() -> None:
+    def told(client: str, *at_s: int) -> list[Event]:
+        events: list[Event] = []
+        for number, second in enumerate(at_s, start=1):
+            op, at = f"{client}/{number}", second * 1_000_000_000
+            events.append(dataclasses.replace(invoke(op, at - 1, number), client=client, transactional_id=client))
+            events.append(Told(at_ns=at, op=op, outcome=COMMITTED, by=client))
+        return events
+
+    events = [*told("bank-1.1", 1, 3), *told("lists-1.1", 2, 10), *told("outbox-1.1", 4, 5, 6, 7, 8, 9)]
+    ordered = sorted(events, key=lambda event: event.at_ns)
+    book = Book(Line(number, event) for number, event in enumerate(ordered, start=1))
+    assert summary.longest_gap_s(book) == 7
+
+
 def test_a_successor_asks_only_for_what_was_left_without_an_answer(tmp_path: Path) -> None:
     with Recorder(tmp_path / "former") as recorder:
         for event in only(Told, nth=3):
