@@ -31,13 +31,13 @@ def chaos(
     ),
 ) -> None:
     """Run brokers, coordinators, relays both ways, copiers, PostgreSQL and clients; kill, pause and cut them off by a
-    schedule;
-    heal, read everything, and look for anomalies. Exit code 1: there are some.
+    schedule; heal, read everything, and look for anomalies. Exit code 1: there are some. Root has more faults: brokers
+    that lose each other.
     """
     needs_checkout("chaos")
     from proof.chaos.nemesis import UnknownFaultError, chosen
     from proof.chaos.planted import BUGS
-    from proof.chaos.run import Chaos, prepare_folder
+    from proof.chaos.run import Chaos, prepare_folder, prepare_hosts
 
     if planted and planted not in BUGS:
         listed = "; ".join(f"{name}: {bug.what}" for name, bug in BUGS.items())
@@ -48,6 +48,7 @@ def chaos(
         raise typer.BadParameter(str(error)) from error
     folder = (keep or FOLDER).absolute()
     prepare_folder(folder, is_ours=keep is None)
+    names = prepare_hosts(names)
     chosen_seed = secrets.randbelow(10_000) if seed is None else seed
     with bar("faults", seconds, "s") as move:
         run = Chaos(folder, seconds=seconds, seed=chosen_seed, faults=names, planted=planted, move=move)

@@ -21,8 +21,8 @@ from oncebox.local.certificates import make_certificates
 from oncebox.local.errors import LocalError
 from oncebox.local.jars import kafka_jars, silent
 from oncebox.local.java import find_java
-from oncebox.local.kafka_properties import DATA, KEYSTORE, NodePorts, server_properties
-from oncebox.local.ports import HOST, free_ports, is_free
+from oncebox.local.kafka_properties import DATA, HERE, KEYSTORE, Host, NodePorts, server_properties
+from oncebox.local.ports import HOST, free_ports, is_free, is_listening
 from oncebox.local.process import POLL_S, Guard, Server
 
 if TYPE_CHECKING:
@@ -49,9 +49,10 @@ JVM_OPTIONS = (
 class Broker:
     """One node of a LocalKafka, broker and controller in one process."""
 
-    def __init__(self, server: Server, *, node_id: int, ports: NodePorts) -> None:
+    def __init__(self, server: Server, *, node_id: int, ports: NodePorts, host: str) -> None:
         self._server = server
         self.node_id = node_id
+        self.host = host
         self.port = ports.client
         self.internal_port = ports.broker
         self.log_path = server.log_path
@@ -96,9 +97,9 @@ class Broker:
 
     def members(self) -> set[int]:
         """The live brokers of the cluster as this one sees them; empty while it does not answer."""
-        if is_free(self.internal_port):
-            return set()  # nobody listens yet
-        metadata = metadata_of(_servers([self.internal_port]))
+        if not is_listening(self.host, self.internal_port):
+            return set()
+        metadata = metadata_of(f"{self.host}:{self.internal_port}")
         return set() if metadata is None else set(metadata.brokers)
 
 
@@ -113,17 +114,19 @@ class LocalKafka:
         secure: bool = False,
         properties: Mapping[str, str] | None = None,
         advertised_ports: Sequence[int] | None = None,
+        hosts: Sequence[Host] | None = None,
         jvm_options: Sequence[str] = (),
         progress: Callable[[str], None] = silent,
     ) -> None:
         """`properties` are added to every broker's configuration. `advertised_ports` (one per broker) are what clients
-        are told to connect to, for a proxy on this machine that forwards each to the `port` of its broker.
-        `jvm_options` are added to those of each broker's JVM.
+        are told to connect to, for a proxy on this machine that forwards each to the `port` of its broker. `hosts` (one
+        per broker): other network namespaces to run them in. `jvm_options` are added to those of each broker's JVM.
         """
         if brokers not in {1, 3}:
             raise LocalError(f"a local Kafka has 1 or 3 brokers, not {brokers}")
-        if advertised_ports is not None and len(advertised_ports) != brokers:
-            raise LocalError(f"{len(advertised_ports)} advertised ports for {brokers} brokers")
+        for what, given in (("advertised ports", advertised_ports), ("hosts", hosts)):
+            if given is not None and len(given) != brokers:
+                raise LocalError(f"{len(given)} {what} for {brokers} brokers")
         self.folder = Path(folder).absolute()
         self.host = HOST
         self.brokers: list[Broker] = []
@@ -133,6 +136,7 @@ class LocalKafka:
         self._secure = secure
         self._properties = dict(properties or {})
         self._advertised_ports = advertised_ports
+        self._hosts = dict(enumerate(hosts or [HERE] * brokers, start=1))
         self._jvm_options = jvm_options
         self._progress = progress
         self._guard = Guard()
@@ -142,19 +146,24 @@ class LocalKafka:
     @property
     def bootstrap_servers(self) -> str:
         """For clients; the advertised ports where those are set."""
-        return _servers(self._advertised_ports or [ports.client for ports in self._ports.values()])
+        if self._advertised_ports:
+            return ",".join(f"{HOST}:{port}" for port in self._advertised_ports)
+        return self._servers_at("client")
 
     @property
     def internal_servers(self) -> str:
         """Past any proxy: the listener the brokers use among themselves."""
-        return _servers([ports.broker for ports in self._ports.values()])
+        return self._servers_at("broker")
 
     @property
     def secure_servers(self) -> str:
         """SASL_SSL with SCRAM-SHA-256; see `username`, `password` and `ca_path`."""
         if not self._secure:
             raise LocalError("this Kafka was started without a secure listener")
-        return _servers([ports.secure for ports in self._ports.values()])
+        return self._servers_at("secure")
+
+    def _servers_at(self, listener: str) -> str:
+        return ",".join(f"{self._hosts[n].address}:{getattr(ports, listener)}" for n, ports in self._ports.items())
 
     @property
     def ca_path(self) -> Path:
@@ -217,7 +226,7 @@ class LocalKafka:
         ids = {broker.node_id for broker in alive}
         if apart := [f"broker {broker.node_id}" for broker in alive if not ids <= broker.members()]:
             return apart
-        metadata = metadata_of(_servers([broker.internal_port for broker in alive]))
+        metadata = metadata_of(",".join(f"{broker.host}:{broker.internal_port}" for broker in alive))
         if metadata is None:
             return ["no broker answers"]
         return [
@@ -259,25 +268,26 @@ class LocalKafka:
         for node_id, ports in self._ports.items():
             node_folder = self.folder / f"broker-{node_id}"
             (node_folder / "temporary").mkdir(parents=True, exist_ok=True)
-            advertised = self._advertised_ports[node_id - 1] if self._advertised_ports else ports.client
+            host = self._hosts[node_id]
             (node_folder / "server.properties").write_text(
                 server_properties(
                     node_id=node_id,
                     ports=self._ports,
-                    advertised_port=advertised,
+                    hosts=self._hosts,
+                    advertised_port=self._advertised_ports[node_id - 1] if self._advertised_ports else None,
                     secure=self._secure,
                     extra=self._properties,
                 )
             )
             server = Server(
                 name=f"Kafka broker {node_id}",
-                command=[*self._command(*self._jvm_options), "kafka.Kafka", "server.properties"],
+                command=[*host.enter, *self._command(*self._jvm_options), "kafka.Kafka", "server.properties"],
                 log_path=node_folder / "broker.log",
                 guard=self._guard,
                 folder=node_folder,
             )
             self._servers.append(server)
-            self.brokers.append(Broker(server, node_id=node_id, ports=ports))
+            self.brokers.append(Broker(server, node_id=node_id, ports=ports, host=host.address))
 
     def _command(self, *options: str) -> list[str]:
         return [self._java, *JVM_OPTIONS, *options, "-cp", self._classpath]
@@ -344,10 +354,6 @@ def _choose_ports(count: int) -> dict[int, NodePorts]:
         node_id: NodePorts(client=next(free), broker=next(free), controller=next(free), secure=next(free))
         for node_id in range(1, count + 1)
     }
-
-
-def _servers(ports: Sequence[int]) -> str:
-    return ",".join(f"{HOST}:{port}" for port in ports)
 
 
 def _new_cluster_id() -> str:

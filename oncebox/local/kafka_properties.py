@@ -33,29 +33,45 @@ class NodePorts:
     secure: int  # SASL_SSL; listened on only in a secure cluster
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Where a broker runs, if not simply here."""
+
+    address: str = HOST
+    enter: tuple[str, ...] = ()  # what its command begins with to be there
+
+
+HERE = Host()
+
+
 def server_properties(
     *,
     node_id: int,
     ports: Mapping[int, NodePorts],
-    advertised_port: int,
+    hosts: Mapping[int, Host],
+    advertised_port: int | None,
     secure: bool,
     extra: Mapping[str, str],
 ) -> str:
     """The text of server.properties for `node_id` in the cluster of all nodes in `ports`."""
-    mine = ports[node_id]
+    mine, address = ports[node_id], hosts[node_id].address
     replicas = len(ports)
     listeners = {"CLIENT": mine.client, "BROKER": mine.broker, "CONTROLLER": mine.controller}
-    advertised = {"CLIENT": advertised_port, "BROKER": mine.broker}
     protocols = {"CLIENT": "PLAINTEXT", "BROKER": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
     if secure:
-        listeners["SECURE"] = advertised["SECURE"] = mine.secure
+        listeners["SECURE"] = mine.secure
         protocols["SECURE"] = "SASL_SSL"
+    endpoints = {name: f"{name}://{address}:{port}" for name, port in listeners.items()}
+    advertised = {name: endpoint for name, endpoint in endpoints.items() if name != "CONTROLLER"}
+    if advertised_port is not None:
+        advertised["CLIENT"] = f"CLIENT://{HOST}:{advertised_port}"
+    voters = [f"{node}@{hosts[node].address}:{at.controller}" for node, at in ports.items()]
     properties = {
         "process.roles": "broker,controller",
         "node.id": node_id,
-        "controller.quorum.voters": ",".join(f"{node}@{HOST}:{at.controller}" for node, at in ports.items()),
-        "listeners": _endpoints(listeners),
-        "advertised.listeners": _endpoints(advertised),
+        "controller.quorum.voters": ",".join(voters),
+        "listeners": ",".join(endpoints.values()),
+        "advertised.listeners": ",".join(advertised.values()),
         "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         "inter.broker.listener.name": "BROKER",
         "controller.listener.names": "CONTROLLER",
@@ -84,7 +100,3 @@ def server_properties(
         properties |= SECURE_LISTENER
     properties |= extra
     return "".join(f"{key}={value}\n" for key, value in properties.items())
-
-
-def _endpoints(listeners: Mapping[str, int]) -> str:
-    return ",".join(f"{name}://{HOST}:{port}" for name, port in listeners.items())

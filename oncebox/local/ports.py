@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import socket
+from contextlib import suppress
 
 HOST = "127.0.0.1"
 # Below the range from which systems take the ports of outgoing connections: while a server is down between kill and
 # restart, no client's connection (not even one to that very port) can take its place.
 LOWEST, HIGHEST = 20_000, 32_767
 TRIES = 1_000
+CONNECT_TIMEOUT_S = 1.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -36,3 +38,9 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def is_listening(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S):
+        return True
+    return False

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proof.chaos.client import FENCED, LEAVES, PASSER_BY_IDS
+from proof.chaos.nemesis import FAULTS
 from proof.chaos.network import BEFALLEN
 from proof.chaos.parts import ChaosError, ClientSeat, Parts, await_serving
 from proof.faults.process import ChildProcess, ProcessError
@@ -212,9 +213,24 @@ class Hurting:
             if not self._over.wait(down_s):
                 broker.kill()
                 broker.start()
+        elif FAULTS[f"{verb}-broker"].needs_host:
+            self._split_off(verb, number, down_s)
         else:
             self._disturb(verb, self._parts.broker_proxies[number], name, down_s)
         return name
+
+    def _split_off(self, verb: str, number: int, down_s: float) -> None:
+        """From the other brokers; clients reach all of them."""
+        hosts = self._parts.hosts
+        if hosts is None:
+            raise ChaosError("the brokers have no hosts of their own")
+        for other in range(len(self._parts.kafka.brokers)):
+            if other != number:
+                hosts.lose(other, number)
+                if verb == "isolate":
+                    hosts.lose(number, other)
+        self._over.wait(down_s)
+        hosts.heal()
 
     def _hurt_postgres(self, verb: str, down_s: float) -> str:
         postgres = self._parts.postgres

@@ -18,6 +18,8 @@ class Kind:
     down_min_s: float
     down_max_s: float
     what: str
+    # A host of its own, which only root can make (proof.faults.hosts).
+    needs_host: bool = False
 
 
 # What hits this is of all parts at once.
@@ -39,6 +41,20 @@ FAULTS = {
     "delay-broker": Kind(noun="broker", down_min_s=4, down_max_s=8, what="all to and from it comes 0.3 s later"),
     "mute-broker": Kind(noun="broker", down_min_s=4, down_max_s=8, what="it hears and executes, and is not heard"),
     "fill-broker": Kind(noun="broker", down_min_s=2, down_max_s=6, what="no file grows any more: its disk is full"),
+    "isolate-broker": Kind(
+        noun="broker",
+        down_min_s=6,
+        down_max_s=12,
+        what="nothing passes between it and the other brokers; clients reach it",
+        needs_host=True,
+    ),
+    "deafen-broker": Kind(
+        noun="broker",
+        down_min_s=6,
+        down_max_s=12,
+        what="it hears nothing of the other brokers, and they hear it",
+        needs_host=True,
+    ),
     "roll-brokers": Kind(noun="broker", down_min_s=0.5, down_max_s=2, what="SIGTERM, one after the other"),
     "late-request": Kind(noun="request", down_min_s=3, down_max_s=9, what="held, and sent when nobody waits for it"),
     "repeat-request": Kind(noun="request", down_min_s=3, down_max_s=9, what="sent once more, seconds later"),

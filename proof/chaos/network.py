@@ -1,5 +1,6 @@
 """The network of a run: a proxy before each broker, each coordinator and PostgreSQL, on an event loop of its own.
-All that clients and services say to each other goes through it; brokers reach each other directly.
+All that clients and services say to each other goes through it; brokers reach each other directly, from host to host
+where they have hosts of their own (proof.faults.hosts).
 """
 
 import asyncio
@@ -49,8 +50,8 @@ class Network:
         return proxy
 
     @staticmethod
-    def lead(proxy: Proxy, port: int) -> None:
-        proxy.target = (HOST, port)
+    def lead(proxy: Proxy, port: int, host: str = HOST) -> None:
+        proxy.target = (host, port)
 
     def cut(self, proxy: Proxy) -> None:
         self._call(proxy.cut())

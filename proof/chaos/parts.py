@@ -33,6 +33,7 @@ from proof.chaos.workload import (
     relay_config,
 )
 from proof.faults.clock import WallClock
+from proof.faults.hosts import Hosts
 from proof.faults.process import ChildProcess, ProcessError
 from proof.faults.proxy import Proxy
 from relay.outbox import setup
@@ -83,9 +84,16 @@ class ClientSeat:
 
 class Parts:
     def __init__(
-        self, folder: Path, running: ExitStack, seed: int, say: Callable[[str], None], *, planted: str = ""
+        self,
+        folder: Path,
+        running: ExitStack,
+        seed: int,
+        say: Callable[[str], None],
+        *,
+        planted: str = "",
+        with_hosts: bool = False,
     ) -> None:
-        """`planted`: a bug (proof.chaos.planted)."""
+        """`planted`: a bug (proof.chaos.planted). `with_hosts`: each broker has a host of its own."""
         self.folder = folder
         self.histories = folder / "history"
         self.seed = seed
@@ -93,6 +101,7 @@ class Parts:
         self._planted = planted
         self._passers_by = 0
         self.network = running.enter_context(Network())
+        self.hosts = running.enter_context(Hosts(BROKERS)) if with_hosts else None
         say(f"starting a real Kafka ({BROKERS} brokers) and a real PostgreSQL")
         self._start_storage()
         self.coordinator_proxies, self.coordinators = self._start_coordinators()
@@ -120,10 +129,11 @@ class Parts:
                 brokers=BROKERS,
                 jvm_options=[QUICK_START],
                 advertised_ports=[proxy.port for proxy in self.broker_proxies],
+                hosts=[self.hosts.host(number) for number in range(BROKERS)] if self.hosts is not None else None,
             )
         )
         for proxy, broker in zip(self.broker_proxies, self.kafka.brokers, strict=True):
-            self.network.lead(proxy, broker.port)
+            self.network.lead(proxy, broker.port, broker.host)
         self.servers = self.kafka.bootstrap_servers
         _create_topics(self.servers)
         self.postgres = self._running.enter_context(LocalPostgres(self.folder / "postgres"))

@@ -10,16 +10,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
+from oncebox.local.jars import kafka_jars
 from proof.chaos import ending, summary
 from proof.chaos.book import Book
 from proof.chaos.checks import check
 from proof.chaos.history import Fault, Finished, Healed, Recorder, Stuck, merge, now_ns, read
 from proof.chaos.hurting import Hurting
-from proof.chaos.nemesis import Round, Step, rounds
+from proof.chaos.nemesis import FAULTS, Round, Step, rounds
 from proof.chaos.parts import ChaosError, Parts
 from proof.chaos.planted import BUGS
 from proof.chaos.watch import Looker, Poller
 from proof.chaos.workload import MONEY
+from proof.faults.hosts import enter_own_network, obstacle
 
 TELL_EVERY_S = 10.0
 # After the last fault, before the clients are told to stop.
@@ -56,7 +58,8 @@ class Chaos:
         with _interruptible(), ExitStack() as running:
             recorder = running.enter_context(Recorder(histories / "run.jsonl"))
             bug = BUGS.get(self._planted)
-            parts = Parts(self.folder, running, self._seed, self.say, planted=self._planted)
+            with_hosts = any(FAULTS[fault].needs_host for fault in self._faults)
+            parts = Parts(self.folder, running, self._seed, self.say, planted=self._planted, with_hosts=with_hosts)
             hurting = Hurting(parts, self._over)
             isolation = "read_uncommitted" if self._planted == "dirty-reads" else "read_committed"
             poller = Poller("consumer", histories / "consumer.jsonl", parts.servers, isolation=isolation)
@@ -158,6 +161,24 @@ def prepare_folder(folder: Path, *, is_ours: bool) -> None:
     elif folder.exists() and any(folder.iterdir()):
         raise ChaosError(f"{folder} is not empty: name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def prepare_hosts(faults: Sequence[str]) -> list[str]:
+    """Those that can be had here. Where some of them need hosts of their own, this process moves into another network:
+    to be called before any other thread runs.
+    """
+    needing = [fault for fault in faults if FAULTS[fault].needs_host]
+    if not needing:
+        return list(faults)
+    why_not = obstacle()
+    if why_not is None:
+        kafka_jars(print)  # nothing can be downloaded from there
+        enter_own_network()
+        return list(faults)
+    if len(needing) == len(faults):
+        raise ChaosError(f"no {' and no '.join(needing)} here: {why_not}")
+    print(f"without {' and '.join(needing)}: {why_not}", flush=True)
+    return [fault for fault in faults if fault not in needing]
 
 
 @contextmanager

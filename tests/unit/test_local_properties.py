@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncebox.local.kafka_properties import NodePorts, server_properties
+from oncebox.local.kafka_properties import HERE, Host, NodePorts, server_properties
 
 PORTS = {
     node: NodePorts(client=node * 10, broker=node * 10 + 1, controller=node * 10 + 2, secure=node * 10 + 3)
@@ -16,7 +16,8 @@ def parsed(**changed: object) -> dict[str, str]:
     values: dict[str, object] = {
         "node_id": 1,
         "ports": PORTS,
-        "advertised_port": 10,
+        "hosts": dict.fromkeys(PORTS, HERE),
+        "advertised_port": None,
         "secure": False,
         "extra": {},
         **changed,
@@ -53,3 +54,11 @@ def test_extra_properties_win():
 def test_the_secure_listener_is_there_only_on_demand():
     assert "SECURE" not in str(parsed())
     assert parsed(secure=True)["listeners"].endswith("SECURE://127.0.0.1:13")
+
+
+def test_brokers_on_hosts_of_their_own_find_each_other_there():
+    hosts = {node: Host(address=f"198.18.0.{node}") for node in PORTS}
+    properties = parsed(hosts=hosts, advertised_port=99)
+    assert properties["listeners"] == "CLIENT://198.18.0.1:10,BROKER://198.18.0.1:11,CONTROLLER://198.18.0.1:12"
+    assert properties["advertised.listeners"] == "CLIENT://127.0.0.1:99,BROKER://198.18.0.1:11"
+    assert properties["controller.quorum.voters"] == "1@198.18.0.1:12,2@198.18.0.2:22,3@198.18.0.3:32"

@@ -92,6 +92,7 @@ class Given:
             broker_proxies=[Journal(f"proxy {number}", self.calls) for number in (1, 2, 3)],
             coordinator_proxies=[Journal(f"coordinator proxy {number}", self.calls) for number in (1, 2)],
             postgres_proxy=Journal("postgres proxy", self.calls),
+            hosts=Journal("hosts", self.calls),
             clock_of=self.clock_of,
             passer_by=lambda: self.child("passer", "for _ in 1 2 3 4; do echo leaves it open; done; " + SLEEPS),
         )
@@ -269,6 +270,12 @@ def test_a_request_fault_that_met_nothing_says_so(given: Given) -> None:
         ("cut-broker", "broker 2", ["network cut proxy 2", "|", "network heal proxy 2"]),
         ("delay-broker", "broker 2", ["network delay proxy 2", "|", "network heal proxy 2"]),
         ("mute-broker", "broker 2", ["network mute proxy 2", "|", "network heal proxy 2"]),
+        (
+            "isolate-broker",
+            "broker 2",
+            ["hosts lose 0 1", "hosts lose 1 0", "hosts lose 2 1", "hosts lose 1 2", "|", "hosts heal"],
+        ),
+        ("deafen-broker", "broker 2", ["hosts lose 0 1", "hosts lose 2 1", "|", "hosts heal"]),
         (
             "cut-coordinator",
             "coordinator-2",
