@@ -123,6 +123,7 @@ async def _new_source(settings: OutboxSettings, database: Database, fence: int) 
         async with connection.transaction():
             await connection.execute(SQL["commit_seq_lock"])
             (position,) = await database.one("commit_seq_newest")
+            await _forget_numbers(settings, database, position)
         end = position
     return Token(
         system_identifier=identity.system_identifier,
@@ -133,6 +134,24 @@ async def _new_source(settings: OutboxSettings, database: Database, fence: int) 
         fence=fence,
         database=identity.database,
     )
+
+
+async def _forget_numbers(settings: OutboxSettings, database: Database, position: int) -> None:
+    """What is numbered up to here is compared by its ids. It may come from another server, by a dump; here the same ids
+    of transactions are given once more, and whatever has them would be without a number, or bring those rows again.
+    """
+    table, connection = table_of(settings), database.connection
+    await connection.execute(SQL["commit_seq_forget"], {"position": position, "table": table.as_string(None)})
+    given_elsewhere = sql.SQL(
+        "oncebox_transaction >= pg_snapshot_xmin(pg_current_snapshot()) "
+        "AND NOT pg_visible_in_snapshot(oncebox_transaction, pg_current_snapshot())"
+    )
+    look = sql.SQL("SELECT EXISTS (SELECT FROM {table} WHERE {given_elsewhere})")
+    found = await connection.execute(look.format(table=table, given_elsewhere=given_elsewhere))
+    if await found.fetchone() == (True,):
+        # Only then is the right to do so asked for.
+        change = sql.SQL("UPDATE {table} SET oncebox_transaction = '0' WHERE {given_elsewhere}")
+        await connection.execute(change.format(table=table, given_elsewhere=given_elsewhere))
 
 
 async def _drop_slot(settings: OutboxSettings, database: Database) -> None:

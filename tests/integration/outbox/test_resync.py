@@ -254,3 +254,27 @@ async def test_what_is_parked_stays_so(outbox: Outbox):
     async with outbox.running(**given):
         seen = await outbox.wait_published(3)
     assert [row for each in seen for row in each.ids] == [1, 2, 3]
+
+
+async def test_ids_of_transactions_that_another_server_gave_are_given_again(outbox: Outbox):
+    """A dump brings them along, of rows and of numbers; here the next transaction has the same."""
+    given = {"source": "commit_seq"}
+    await outbox.init(**given)
+    await outbox.write(1)
+    async with outbox.running(**given):
+        await outbox.wait_published(1)
+    await run_sql(outbox, "UPDATE oncebox.outbox_relay SET system_identifier = '7'")
+    async with await outbox.connect(autocommit=False) as connection:
+        found = await (await connection.execute("SELECT pg_current_xact_id()::text")).fetchone()
+        assert found is not None
+        await run_sql(outbox, "UPDATE outbox SET oncebox_transaction = %s::text::xid8", found[0])
+        await run_sql(outbox, "INSERT INTO oncebox.outbox_commit VALUES (1, 'outbox', %s::text::xid8)", found[0])
+        assert "another database cluster" in await outbox.run_until_stopped(**given)
+        done = await resync(outbox.settings(**given), apply=True)
+        assert (done.rows, done.published, done.missing) == (1, 1, [])
+        await outbox.write(2, on=connection)
+    await outbox.write(3)
+    async with outbox.running(**given):
+        await outbox.wait_published(3)
+        await outbox.wait_until("SELECT count(*) = 0 FROM oncebox.outbox_commit")
+    assert [row for each in await outbox.seen() for row in each.ids] == [1, 2, 3]
