@@ -317,9 +317,10 @@ class Database:
             )
         )
         oid = cursor.description[0].type_code if cursor.description else 0
-        found = await (await self.connection.execute("SELECT format_type(%s, NULL)", [oid])).fetchone()
+        found = await (await self.connection.execute("SELECT format_type(%s, -1)", [oid])).fetchone()
         kind = found[0] if found else "text"
-        # The type's name comes from PostgreSQL's own catalogue, quoted by it where it must be.
+        # The type's name comes from PostgreSQL's own catalogue, quoted by it where it must be. By -1 a char(n) is one
+        # of any length: `character` alone has one place, and would find other rows or none.
         return sql.SQL("DELETE FROM {table} WHERE {column} = ANY(%s::text[]::{kind}[])").format(
             table=table_of(settings), column=sql.Identifier(settings.columns.id), kind=sql.SQL(kind)
         )

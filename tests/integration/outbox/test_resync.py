@@ -18,6 +18,7 @@ from relay.outbox.resync import resync
 from relay.outbox.token import StopError
 from tests.integration.outbox.conftest import Outbox
 from tests.integration.outbox.test_trouble import run_sql, write_bad
+from tests.support.coordinator import read_committed
 
 TAKEOVER_MS = 5_000
 
@@ -278,3 +279,29 @@ async def test_ids_of_transactions_that_another_server_gave_are_given_again(outb
         await outbox.wait_published(3)
         await outbox.wait_until("SELECT count(*) = 0 FROM oncebox.outbox_commit")
     assert [row for each in await outbox.seen() for row in each.ids] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["char(20)", "bytea", "inet"])
+@pytest.mark.parametrize("source", ["logical", "commit_seq"])
+async def test_ids_and_keys_are_the_same_by_whatever_way_they_are_read(outbox: Outbox, source: str, kind: str):
+    """Decoding, a query, and the look at what is published already."""
+    await run_sql(
+        outbox,
+        f"CREATE TABLE outbox (id {kind}, aggregatetype text, aggregateid {kind}, payload text, "
+        "created_at timestamptz DEFAULT now())",
+    )
+    await outbox.init(source=source)
+    value = {"char(20)": "a", "bytea": "\\x61", "inet": "10.0.0.1"}[kind]
+    insert = f"INSERT INTO outbox VALUES (%s::text::{kind}, %s, %s::text::{kind}, 'x')"
+    await run_sql(outbox, insert, value, outbox.suffix, value)
+    settings = outbox.settings(source=source, cleanup="delete")
+    async with outbox.running(source=source):
+        await outbox.wait_until("SELECT rows_published = 1 FROM oncebox.outbox_relay")
+    (record,) = read_committed(outbox.one.bootstrap_servers, outbox.topic)
+    expected = value.ljust(20 if kind.startswith("char") else 0).encode()
+    assert (record.key(), record.headers()) == (expected, [("id", expected)])
+    looked = await resync(settings, apply=False)
+    assert (looked.published, looked.missing) == (1, [])
+    await run_sql(outbox, insert, value, outbox.suffix, value)
+    async with outbox.running(source=source, cleanup="delete"):
+        await outbox.wait_deleted()
