@@ -215,6 +215,18 @@ class Database:
         if await self.one("keep_from_starting", fence=self._fence, why=why) is None:
             raise FencedError("another relay has raised the fence in the database")
 
+    async def note_slot(self, identity: Identity, lsn: int) -> None:
+        """Of a resync: where its new slot stands; 0: it has none."""
+        noted = await self.one(
+            "note_slot",
+            fence=self._fence,
+            lsn=lsn,
+            system_identifier=identity.system_identifier,
+            timeline=identity.timeline,
+        )
+        if noted is None:
+            raise FencedError("another relay has raised the fence in the database")
+
     async def note_state(self, state: str, message: str, *, rows: int, position: int) -> bool:
         """Whether it should pause."""
         found = await self.one(

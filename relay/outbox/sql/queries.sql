@@ -190,6 +190,14 @@ SELECT pg_advisory_xact_lock(hashtextextended('oncebox.outbox_commit_seq', 0))
 UPDATE oncebox.outbox_relay SET source = %(why)s, updated_at = now() WHERE name = %(name)s AND fence = %(fence)s
 RETURNING name
 
+-- name: note_slot
+-- For a resync that follows this one, should it fail.
+UPDATE oncebox.outbox_relay
+SET idle_lsn = '0/0'::pg_lsn + %(lsn)s::numeric, system_identifier = %(system_identifier)s, timeline = %(timeline)s,
+    updated_at = now()
+WHERE name = %(name)s AND fence = %(fence)s
+RETURNING name
+
 -- name: restart
 -- What is parked keeps its order, at positions that the new source never gives.
 WITH shifted AS (

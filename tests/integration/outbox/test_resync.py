@@ -1,6 +1,7 @@
 """After a lost slot: what is missing is published, what is published is not, and what comes meanwhile comes once."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,12 @@ from confluent_kafka import Producer as StockProducer
 from confluent_kafka.admin import AdminClient
 
 from oncebox.local.postgres import find_binaries
+from oncebox.outbox import EMIT
 from oncebox.wire import librdkafka_config
 from relay.outbox import parked
 from relay.outbox import resync as work
 from relay.outbox.database import Database
+from relay.outbox.plan import TableError
 from relay.outbox.resync import resync
 from relay.outbox.token import StopError
 from tests.integration.outbox.conftest import Outbox
@@ -21,6 +24,7 @@ from tests.integration.outbox.test_trouble import run_sql, write_bad
 from tests.support.coordinator import read_committed
 
 TAKEOVER_MS = 5_000
+EMITTED = EMIT.replace("%(message)s", "%s")
 
 
 @pytest.mark.parametrize("source", ["logical", "commit_seq"])
@@ -95,6 +99,51 @@ async def test_one_that_fails_on_the_way_leaves_no_gap(outbox: Outbox, source: s
     async with outbox.running(source=source):
         seen = await outbox.wait_published(4)
     assert [row for each in seen for row in each.ids] == [1, 2, 3, 4]
+
+
+async def fail_before_the_end(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_given: Any) -> Any:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "_compare", failing)
+        with pytest.raises(ZeroDivisionError):
+            await resync(outbox.settings(), apply=True)
+
+
+async def test_what_is_written_between_two_runs_is_kept(outbox: Outbox, monkeypatch):
+    """Also what was deleted at once, or never was in the table: the slot of the first run has it."""
+    await outbox.init()
+    await outbox.write(1)
+    async with outbox.running():
+        await outbox.wait_published(1)
+    for row_id in (2, 4):
+        await fail_before_the_end(outbox, monkeypatch)
+        await run_sql(outbox, EMITTED, json.dumps({"id": row_id, "aggregatetype": outbox.suffix, "payload": {}}))
+        await outbox.write(row_id + 1)
+        await run_sql(outbox, "DELETE FROM outbox WHERE id = %s", row_id + 1)
+    done = await resync(outbox.settings(), apply=True)
+    assert (done.rows, done.published, done.missing) == (1, 1, [])
+    await outbox.write(6)
+    async with outbox.running():
+        seen = await outbox.wait_published(6)
+    assert [row for each in seen for row in each.ids] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_slot_that_cannot_be_read_is_not_kept(outbox: Outbox, monkeypatch):
+    await outbox.init()
+    await outbox.write(1)
+    await fail_before_the_end(outbox, monkeypatch)
+    await run_sql(outbox, "ALTER TABLE outbox RENAME payload TO other")
+    await run_sql(outbox, "INSERT INTO outbox (id, aggregatetype, aggregateid) VALUES (2, %s, 'k')", outbox.suffix)
+    await run_sql(outbox, "ALTER TABLE outbox RENAME other TO payload")
+    with pytest.raises(TableError, match="no column payload"):
+        await resync(outbox.settings(), apply=True)
+    assert (await resync(outbox.settings(), apply=True)).missing == ["1", "2"]
+    await outbox.write(3)
+    async with outbox.running():
+        seen = await outbox.wait_published(3)
+    assert [row for each in seen for row in each.ids] == [1, 2, 3]
 
 
 async def test_a_session_that_is_just_ending_is_waited_for(outbox: Outbox):
