@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from oncebox.local import LocalPostgres
 from oncebox.producer import Producer
 from oncebox.settings import PostgresSection
+from oncebox.wire import Appended, ErrorCode, Wire
 from relay.outbox import control, parked
 from relay.outbox.database import Database
 from relay.outbox.publisher import BEHIND
@@ -72,6 +73,30 @@ async def test_a_row_that_only_the_broker_refuses_is_found(outbox: Outbox):
     assert "the row with id 3 cannot be published" in message
     assert "MESSAGE_TOO_LARGE" in message
     assert [each.ids for each in await outbox.seen()] == [[1]]
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED])
+async def test_no_row_is_parked_for_trouble_of_the_brokers(outbox: Outbox, monkeypatch, code: ErrorCode):
+    """Nor for a right that the relay lacks: it waits, and tries again."""
+    produce, left = Wire.produce, 4
+
+    def refusing(self: Wire, node_id: int, batches: Any, **given: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            return produce(self, node_id, batches, **given)
+        answered = asyncio.get_running_loop().create_future()
+        answered.set_result({where: Appended(code, -1, -1, -1, None) for where in batches})
+        return answered
+
+    monkeypatch.setattr(Wire, "produce", refusing)
+    await outbox.init()
+    await outbox.write(1)
+    await outbox.write(2)
+    async with outbox.running(bad_row="park"):
+        seen = await outbox.wait_published(2)
+    assert [row for each in seen for row in each.ids] == [1, 2]
+    assert await outbox.fetch("SELECT FROM oncebox.outbox_parked") == []
 
 
 async def test_parked_with_its_transaction_and_later_ones_of_its_keys(outbox: Outbox):
