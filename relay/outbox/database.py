@@ -33,6 +33,8 @@ CONNECTION = {
 }
 DELETE_ROWS_MAX = 10_000
 BEAT_S = 1.0
+SOURCE_S = 5.0  # a session that is just ending takes a moment
+SOURCE_POLL_S = 0.05
 
 SQL = queries("relay.outbox", "queries.sql")
 
@@ -128,6 +130,21 @@ class Database:
         """Whether this session is the one that leads; the lock ends with the session."""
         (leads,) = await self.one("try_lead")
         return bool(leads)
+
+    async def take_source(self) -> None:
+        """After the lead, and as long as that. Two relays of different names would each take what the other needs."""
+        settings = self._settings
+        what = f"the slot {settings.slot}"
+        if settings.source == "commit_seq":
+            what = f"the table {table_of(settings).as_string(None)}"
+        deadline_s = time.monotonic() + SOURCE_S
+        while not (await self.one("try_source", source=what))[0]:
+            if time.monotonic() > deadline_s:
+                raise StopError(
+                    f"a relay of another name reads {what}: give this one the same name, then it stands by; to publish "
+                    "by itself it needs an outbox of its own"
+                )
+            await asyncio.sleep(SOURCE_POLL_S)
 
     async def put_out_silent_leader(self) -> bool:
         """Ends the session of one that has led for too long without a new sign of life (stopped, or hanging), as far as

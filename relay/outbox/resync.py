@@ -80,6 +80,7 @@ async def _lead(settings: OutboxSettings, database: Database) -> None:
         if time.monotonic() > deadline_s:
             raise StopError(f"the relay {settings.name} is running: stop it first")
         await asyncio.sleep(LEAD_POLL_S)
+    await database.take_source()
 
 
 async def _apply(settings: OutboxSettings, database: Database) -> Report:

@@ -9,6 +9,10 @@ FROM current_setting('synchronous_commit') setting
 -- name: try_lead
 SELECT pg_try_advisory_lock(hashtextextended('oncebox.outbox_relay.' || %(name)s, 0))
 
+-- name: try_source
+-- A slot or a table has one reader, whatever that is called.
+SELECT pg_try_advisory_lock(hashtextextended('oncebox.outbox_source.' || %(source)s, 0))
+
 -- name: leader
 -- The session that leads, and when it said last that it is alive.
 SELECT l.pid, r.beat_at FROM pg_locks l, oncebox.outbox_relay r
