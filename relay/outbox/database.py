@@ -287,7 +287,7 @@ class Database:
                             "name": self._settings.name,
                             "position": position,
                             "number": number,
-                            "row_id": None if row.id is None else row.id.decode(errors="replace"),
+                            "row_id": None if row.id is None else _as_text(row.id),
                             "aggregatetype": row.aggregatetype,
                             "aggregateid": row.aggregateid,
                             "type": row.type,
@@ -360,6 +360,11 @@ class Database:
             return None
         what, age_s = row
         return Writer(what=what, age_s=age_s or 0.0)
+
+
+def _as_text(row_id: bytes) -> str:
+    """A message may have an id that is no text of PostgreSQL's."""
+    return row_id.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def first_line(error: BaseException) -> str:

@@ -123,6 +123,17 @@ async def test_parked_with_its_transaction_and_later_ones_of_its_keys(outbox: Ou
     assert [reason for _, reason in found][2:] == ["its headers are not a JSON object", *[BEHIND] * 3]
 
 
+async def test_a_bad_message_is_parked_whatever_its_id_is(outbox: Outbox):
+    await outbox.init()
+    message = r'{"id": "a\u0000b", "aggregatetype": "no topic", "aggregateid": "k", "payload": 1}'
+    await run_sql(outbox, "SELECT pg_logical_emit_message(true, 'outbox', %s)", message)
+    await outbox.write(1)
+    async with outbox.running(bad_row="park"):
+        await outbox.wait_published(1)
+    ((row_id,),) = await outbox.fetch("SELECT row_id FROM oncebox.outbox_parked")
+    assert row_id == "a\N{REPLACEMENT CHARACTER}b"
+
+
 @pytest.mark.parametrize("source", ["logical", "commit_seq"])
 async def test_a_key_that_stays_bad_does_not_park_without_end(outbox: Outbox, source: str):
     given = {"source": source, "bad_row": "park", "parked_rows_max": 3}
