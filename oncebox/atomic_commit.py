@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from oncebox.claim import is_decided
 from oncebox.databases import database_of
 from oncebox.errors import OnceboxError, UsageError
 from oncebox.producer import Producer
@@ -56,6 +57,12 @@ class InDoubtError(OnceboxError):
 class PendingError(OnceboxError):
     """The database has committed; Kafka's part could not be told yet. It follows with recover() or
     `oncebox outbox resolve`: do not do the work again.
+    """
+
+
+class TornError(OnceboxError):
+    """The database has committed, and an administrator has aborted Kafka's part, which was prepared: what was sent is
+    never seen. Send it again, without the work in the database.
     """
 
 
@@ -141,6 +148,11 @@ def _finish(transaction: Any, database: Database, settle_s: float) -> Generator[
     try:
         yield transaction.commit()
     except OnceboxError as error:
+        if is_decided(error):
+            raise TornError(
+                f"{name.transactional_id} transaction {name.number}: the database has committed, Kafka's part was "
+                f"aborted in spite of its preparation; send it again: {error}"
+            ) from error
         raise PendingError(
             f"{name.transactional_id} transaction {name.number}: the database has committed, Kafka follows with "
             f"recover(): {error}"

@@ -50,9 +50,17 @@ class Unheard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unserved:
+    """A log partition that nobody serves just now: what is in it is not looked at, either."""
+
+    log_partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
     resolved: list[Resolved] = field(default_factory=list)
     unheard: list[Unheard] = field(default_factory=list)
+    unserved: list[Unserved] = field(default_factory=list)
 
 
 async def resolve(
@@ -78,6 +86,9 @@ async def resolve(
             async for found in prepared(coordinators, prefix, int(older_than_s * 1000), open_channel):
                 if isinstance(found, Unheard):
                     resolution.unheard.append(found)
+                    continue
+                if isinstance(found, Unserved):
+                    resolution.unserved.append(found)
                     continue
                 if unwrap_metadata(found.metadata)[0] != database_id:
                     continue
@@ -106,10 +117,14 @@ async def _decide(
 
 async def prepared(
     coordinators: Sequence[str], prefix: str, age_min_ms: int, open_channel: OpenChannel = open_patiently
-) -> AsyncIterator[admin_pb2.TransactionSummary | Unheard]:
+) -> AsyncIterator[admin_pb2.TransactionSummary | Unheard | Unserved]:
     """The transactions that wait for a decision, on all instances that answer."""
-    leaders = await _leaders(coordinators, open_channel)
-    for address in sorted({leader.address for leader in leaders} or set(coordinators)):
+    listed = await _leaders(coordinators, open_channel)
+    served = {leader.log_partition for leader in listed.leaders if leader.state == "serving"}
+    for log_partition in range(listed.log_partition_count):
+        if log_partition not in served:
+            yield Unserved(log_partition=log_partition)
+    for address in sorted({leader.address for leader in listed.leaders} or set(coordinators)):
         token = ""
         async with open_channel(address) as channel:
             while True:
@@ -128,7 +143,7 @@ async def prepared(
                     break
 
 
-async def _leaders(coordinators: Sequence[str], open_channel: OpenChannel) -> Sequence[admin_pb2.Leader]:
+async def _leaders(coordinators: Sequence[str], open_channel: OpenChannel) -> admin_pb2.ListLeadersResponse:
     """As the first sees it that answers."""
     *others, last = coordinators
     for address in others:
@@ -137,13 +152,13 @@ async def _leaders(coordinators: Sequence[str], open_channel: OpenChannel) -> Se
     return await _leaders_by(last, open_channel)
 
 
-async def _leaders_by(address: str, open_channel: OpenChannel) -> Sequence[admin_pb2.Leader]:
+async def _leaders_by(address: str, open_channel: OpenChannel) -> admin_pb2.ListLeadersResponse:
     async with open_channel(address) as channel:
         request = admin_pb2.ListLeadersRequest()
         listed: admin_pb2.ListLeadersResponse = await admin_pb2_grpc.AdminStub(channel).ListLeaders(
             request, timeout=CALL_TIMEOUT_S
         )
-        return listed.leaders
+        return listed
 
 
 async def prune(dsn: str, days: int) -> int:

@@ -48,7 +48,7 @@ What `import oncebox` offers. `oncebox.blocking` has `Producer` with its transac
 asyncio."""
 ABOUT_PYTHON_ERRORS = """\
 The others are in `oncebox.errors` ([errors](errors.md)), but for those of one function alone: `ReadError` and
-`FeedTooShortError` in `oncebox.reader`, `PendingError` and `InDoubtError` in `oncebox.atomic_commit`,
+`FeedTooShortError` in `oncebox.reader`, `PendingError`, `InDoubtError` and `TornError` in `oncebox.atomic_commit`,
 `ProcessFailedError` in `oncebox.transform_processes`."""
 ABOUT_API = """\
 The contract is the `.proto` files, which the package holds too (`oncebox/protos`). Generate a client for your language

@@ -120,7 +120,7 @@ class AdminService(AdminServicer):
         return response
 
     async def ListLeaders(self, _request: pb.ListLeadersRequest, _context: Any) -> pb.ListLeadersResponse:
-        response = pb.ListLeadersResponse()
+        response = pb.ListLeadersResponse(log_partition_count=self._calls.partition_count)
         for led in sorted(self._calls.leaders(), key=lambda led: led.log_partition):
             response.leaders.add(
                 log_partition=led.log_partition,

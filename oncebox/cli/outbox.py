@@ -215,17 +215,20 @@ def resolve(
         print(f"{resolved.transactional_id} transaction {resolved.number}: {told}")
     for unheard in found.unheard:
         print(f"the coordinator at {unheard.address} does not answer ({unheard.error}): what it leads is not looked at")
+    for unserved in found.unserved:
+        print(f"nobody serves log partition {unserved.log_partition} just now: what is in it is not looked at")
     left = sum(resolved.result is None for resolved in found.resolved)
     if found.resolved:
         print(f"{len(found.resolved) - left} decided")
-    elif not found.unheard:
+    elif not found.unheard and not found.unserved:
         print("nothing waits for a decision of this database")
     if prune_days is not None:
         print(f"{_run(resolver.prune(given, prune_days))} tokens forgotten")
-    if left or found.unheard:
-        raise OutboxCommandError(
-            f"{left} could not be decided, {len(found.unheard)} coordinators do not answer: run it again"
-        )
+    if left or found.unheard or found.unserved:
+        told = f"{left} could not be decided, {len(found.unheard)} coordinators do not answer"
+        if found.unserved:
+            told += f", {len(found.unserved)} log partitions are not served"
+        raise OutboxCommandError(f"{told}: run it again")
 
 
 def _set_paused(config: Path | None, dsn: str | None, name: str | None, *, is_paused: bool) -> None:

@@ -133,10 +133,12 @@ class Leader(_message.Message):
     def __init__(self, log_partition: _Optional[int] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., coordinator_epoch: _Optional[int] = ..., state: _Optional[str] = ..., transactional_ids: _Optional[int] = ..., debts: _Optional[int] = ...) -> None: ...
 
 class ListLeadersResponse(_message.Message):
-    __slots__ = ("leaders",)
+    __slots__ = ("leaders", "log_partition_count")
     LEADERS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
     leaders: _containers.RepeatedCompositeFieldContainer[Leader]
-    def __init__(self, leaders: _Optional[_Iterable[_Union[Leader, _Mapping]]] = ...) -> None: ...
+    log_partition_count: int
+    def __init__(self, leaders: _Optional[_Iterable[_Union[Leader, _Mapping]]] = ..., log_partition_count: _Optional[int] = ...) -> None: ...
 
 class DescribePartitionRequest(_message.Message):
     __slots__ = ("topic", "partition")

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from relay.outbox.config import OutboxSettings
 from relay.outbox.database import SQL, Database, Identity, Noted, connect, table_of
-from relay.outbox.plan import Piece, Row
+from relay.outbox.plan import BYTEA_OID, Piece, Row
 from relay.outbox.token import COMMIT_SEQ, RESYNC, Facts, StopError, Token
 
 FLUSH_POLL_S = 0.005
@@ -168,16 +168,17 @@ def row_columns(settings: OutboxSettings, present: dict[str, int]) -> list[sql.C
     """The table's columns, by those that are present, in the order of Row's fields."""
     names = settings.columns
     wanted = (names.id, names.aggregatetype, names.aggregateid, names.payload, names.type, names.headers)
-    return [_as_bytes(name, present) for name in wanted]
+    return [_as_bytes(name, present, is_payload=name == names.payload) for name in wanted]
 
 
-def _as_bytes(name: str, present: dict[str, int]) -> sql.Composed | sql.SQL:
+def _as_bytes(name: str, present: dict[str, int], *, is_payload: bool) -> sql.Composable:
     if name not in present:
         return sql.SQL("NULL::bytea")
     column = sql.Identifier(name)
-    if present[name] == 17:  # bytea as it is
-        return sql.Composed([column])
-    return sql.SQL("convert_to({}::text, 'UTF8')").format(column)
+    if is_payload and present[name] == BYTEA_OID:
+        return column
+    # As decoding shows it: a cast makes another text of some types (char(n) loses its blanks).
+    return sql.SQL("CASE WHEN {0} IS NOT NULL THEN convert_to(concat({0}), 'UTF8') END").format(column)
 
 
 async def fetched(cursor: psycopg.AsyncServerCursor[Any], size: int) -> AsyncGenerator[list[Any]]:

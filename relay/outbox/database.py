@@ -33,6 +33,8 @@ CONNECTION = {
 }
 DELETE_ROWS_MAX = 10_000
 BEAT_S = 1.0
+SOURCE_S = 5.0  # a session that is just ending takes a moment
+SOURCE_POLL_S = 0.05
 
 SQL = queries("relay.outbox", "queries.sql")
 
@@ -129,6 +131,21 @@ class Database:
         (leads,) = await self.one("try_lead")
         return bool(leads)
 
+    async def take_source(self) -> None:
+        """After the lead, and as long as that. Two relays of different names would each take what the other needs."""
+        settings = self._settings
+        what = f"the slot {settings.slot}"
+        if settings.source == "commit_seq":
+            what = f"the table {table_of(settings).as_string(None)}"
+        deadline_s = time.monotonic() + SOURCE_S
+        while not (await self.one("try_source", source=what))[0]:
+            if time.monotonic() > deadline_s:
+                raise StopError(
+                    f"a relay of another name reads {what}: give this one the same name, then it stands by; to publish "
+                    "by itself it needs an outbox of its own"
+                )
+            await asyncio.sleep(SOURCE_POLL_S)
+
     async def put_out_silent_leader(self) -> bool:
         """Ends the session of one that has led for too long without a new sign of life (stopped, or hanging), as far as
         we have seen: one that leads since a moment ago has given none yet. What it may still try later is refused by
@@ -215,6 +232,18 @@ class Database:
         if await self.one("keep_from_starting", fence=self._fence, why=why) is None:
             raise FencedError("another relay has raised the fence in the database")
 
+    async def note_slot(self, identity: Identity, lsn: int) -> None:
+        """Of a resync: where its new slot stands; 0: it has none."""
+        noted = await self.one(
+            "note_slot",
+            fence=self._fence,
+            lsn=lsn,
+            system_identifier=identity.system_identifier,
+            timeline=identity.timeline,
+        )
+        if noted is None:
+            raise FencedError("another relay has raised the fence in the database")
+
     async def note_state(self, state: str, message: str, *, rows: int, position: int) -> bool:
         """Whether it should pause."""
         found = await self.one(
@@ -258,7 +287,7 @@ class Database:
                             "name": self._settings.name,
                             "position": position,
                             "number": number,
-                            "row_id": None if row.id is None else row.id.decode(errors="replace"),
+                            "row_id": None if row.id is None else _as_text(row.id),
                             "aggregatetype": row.aggregatetype,
                             "aggregateid": row.aggregateid,
                             "type": row.type,
@@ -317,9 +346,10 @@ class Database:
             )
         )
         oid = cursor.description[0].type_code if cursor.description else 0
-        found = await (await self.connection.execute("SELECT format_type(%s, NULL)", [oid])).fetchone()
+        found = await (await self.connection.execute("SELECT format_type(%s, -1)", [oid])).fetchone()
         kind = found[0] if found else "text"
-        # The type's name comes from PostgreSQL's own catalogue, quoted by it where it must be.
+        # The type's name comes from PostgreSQL's own catalogue, quoted by it where it must be. By -1 a char(n) is one
+        # of any length: `character` alone has one place, and would find other rows or none.
         return sql.SQL("DELETE FROM {table} WHERE {column} = ANY(%s::text[]::{kind}[])").format(
             table=table_of(settings), column=sql.Identifier(settings.columns.id), kind=sql.SQL(kind)
         )
@@ -330,6 +360,11 @@ class Database:
             return None
         what, age_s = row
         return Writer(what=what, age_s=age_s or 0.0)
+
+
+def _as_text(row_id: bytes) -> str:
+    """A message may have an id that is no text of PostgreSQL's."""
+    return row_id.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def first_line(error: BaseException) -> str:

@@ -30,6 +30,18 @@ DELETED_AT_ONCE_MAX = 50_000
 SHOWN_AGAIN_ROWS = 128
 
 BEHIND = "waits behind a parked row of its key"
+# What brokers refuse a record for. Anything else (rights of this relay, trouble of theirs) is no row's fault.
+FOR_THE_RECORD = frozenset(
+    {
+        "INVALID_RECORD",
+        "INVALID_TIMESTAMP",
+        "INVALID_TOPIC_EXCEPTION",
+        "MESSAGE_TOO_LARGE",
+        "POLICY_VIOLATION",
+        "RECORD_LIST_TOO_LARGE",
+        "TOPIC_AUTHORIZATION_FAILED",
+    }
+)
 
 Step = Callable[[str], None]
 
@@ -270,9 +282,14 @@ class Publisher:
         raise _AgainError from error
 
     def _refused(self, piece: Piece, row: Row, error: RecordsRefusedError) -> NoReturn:
-        if self._is_careful:
+        if self._is_careful and error.code in FOR_THE_RECORD:
             self._found_bad(piece, BadRowError(row, str(error)))
-        # A broker refuses whole batches: to know which row it was, each is sent by itself.
+        self._look_for_the_row(error)
+
+    def _look_for_the_row(self, error: RecordsRefusedError) -> NoReturn:
+        """A broker refuses whole batches: to know which row it was, each is sent by itself."""
+        if error.code not in FOR_THE_RECORD:
+            raise error
         logger.warning("%s; looking for the row that is to blame", error)
         self._is_careful = True
         raise _AgainError from error
@@ -389,9 +406,7 @@ class Publisher:
         try:
             await committing.decided
         except RecordsRefusedError as error:
-            logger.warning("%s; looking for the row that is to blame", error)
-            self._is_careful = True
-            raise _AgainError from error
+            self._look_for_the_row(error)
         self._failed = None
         self._on_step("after commit")
         group, transaction = committing.group, committing.transaction

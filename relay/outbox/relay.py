@@ -92,6 +92,7 @@ class OutboxRelay:
                 if await self._pause(STANDBY_POLL_S):
                     return
             self.metrics.state("STARTING")
+            await database.take_source()
             publisher, source = await leaving.enter_async_context(self._started(database))
             self.is_active.set()
             logger.info("publishing from %s", publisher.token.source)

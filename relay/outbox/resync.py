@@ -23,7 +23,7 @@ from oncebox.wire import librdkafka_config
 from relay.kafka import LATEST, KafkaAdmin, Place
 from relay.outbox.commit_seq import row_columns
 from relay.outbox.config import OutboxSettings
-from relay.outbox.database import SQL, Database, table_of
+from relay.outbox.database import SQL, Database, Identity, Noted, table_of
 from relay.outbox.logical import BUSY_PAUSE_S, BUSY_S, CHANGES_MAX, LogicalSource
 from relay.outbox.mapping import BadRowError, Mapping
 from relay.outbox.plan import Row
@@ -80,6 +80,7 @@ async def _lead(settings: OutboxSettings, database: Database) -> None:
         if time.monotonic() > deadline_s:
             raise StopError(f"the relay {settings.name} is running: stop it first")
         await asyncio.sleep(LEAD_POLL_S)
+    await database.take_source()
 
 
 async def _apply(settings: OutboxSettings, database: Database) -> Report:
@@ -94,7 +95,7 @@ async def _apply(settings: OutboxSettings, database: Database) -> Report:
         before = decode(producer.resume_token)
         noted = await database.raise_fence("resync")
         await database.keep_from_starting(RESYNC_BEGUN)
-        start = await _new_source(settings, database, noted.fence)
+        start = await _new_source(settings, database, noted, before)
         found = await _compared(settings, database, start)
         await _publish(settings, producer, found.missing, replace(start, retried=before.retried if before else ""))
         await _restart(settings, database, start, found.settled)
@@ -108,21 +109,27 @@ async def _compared(settings: OutboxSettings, database: Database, start: Token |
     return await asyncio.to_thread(_compare, settings, rows, coming, parked)
 
 
-async def _new_source(settings: OutboxSettings, database: Database, fence: int) -> Token:
-    """A source that begins here and now; the token that goes with it."""
+async def _new_source(settings: OutboxSettings, database: Database, noted: Noted, before: Token | None) -> Token:
+    """A source that begins here and now, or where an earlier run began that has failed; the token that goes with it."""
     connection = database.connection
     identity = await database.identity()
     if settings.source == "logical":
-        if await database.one("slot", slot=settings.slot) is not None:
-            await _drop_slot(settings, database)
-        await connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot])
-        end = int((await database.one("slot", slot=settings.slot))[3])
+        end = await _unfinished_slot(settings, database, identity, noted, before)
+        if end is None:
+            await database.note_slot(identity, 0)
+            if await database.one("slot", slot=settings.slot) is not None:
+                await _drop_slot(settings, database)
+            await connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot])
+            end = int((await database.one("slot", slot=settings.slot))[3])
+            await database.note_slot(identity, end)
         # Its first commit may stand exactly there.
         position = end - 1
     else:
+        await database.note_slot(identity, 0)
         async with connection.transaction():
             await connection.execute(SQL["commit_seq_lock"])
             (position,) = await database.one("commit_seq_newest")
+            await _forget_numbers(settings, database, position)
         end = position
     return Token(
         system_identifier=identity.system_identifier,
@@ -130,9 +137,42 @@ async def _new_source(settings: OutboxSettings, database: Database, fence: int) 
         source=settings.slot if settings.source == "logical" else COMMIT_SEQ,
         position=position,
         end=end,
-        fence=fence,
+        fence=noted.fence,
         database=identity.database,
     )
+
+
+async def _unfinished_slot(
+    settings: OutboxSettings, database: Database, identity: Identity, noted: Noted, before: Token | None
+) -> int | None:
+    """Where the slot of a run that has failed stands: nobody has published from it, and what was deleted since, or was
+    never in the table, is nowhere else.
+    """
+    found = await database.one("slot", slot=settings.slot)
+    if noted.source != RESYNC_BEGUN or found is None or (before is not None and before.fence >= noted.fence):
+        return None
+    is_same = (noted.system_identifier, noted.timeline) == (identity.system_identifier, identity.timeline)
+    plugin, is_here, _pid, confirmed, wal_status, *_ = found
+    is_usable = plugin == "pgoutput" and is_here and wal_status != "lost"
+    return noted.idle_lsn if is_same and is_usable and noted.idle_lsn == int(confirmed) else None
+
+
+async def _forget_numbers(settings: OutboxSettings, database: Database, position: int) -> None:
+    """What is numbered up to here is compared by its ids. It may come from another server, by a dump; here the same ids
+    of transactions are given once more, and whatever has them would be without a number, or bring those rows again.
+    """
+    table, connection = table_of(settings), database.connection
+    await connection.execute(SQL["commit_seq_forget"], {"position": position, "table": table.as_string(None)})
+    given_elsewhere = sql.SQL(
+        "oncebox_transaction >= pg_snapshot_xmin(pg_current_snapshot()) "
+        "AND NOT pg_visible_in_snapshot(oncebox_transaction, pg_current_snapshot())"
+    )
+    look = sql.SQL("SELECT EXISTS (SELECT FROM {table} WHERE {given_elsewhere})")
+    found = await connection.execute(look.format(table=table, given_elsewhere=given_elsewhere))
+    if await found.fetchone() == (True,):
+        # Only then is the right to do so asked for.
+        change = sql.SQL("UPDATE {table} SET oncebox_transaction = '0' WHERE {given_elsewhere}")
+        await connection.execute(change.format(table=table, given_elsewhere=given_elsewhere))
 
 
 async def _drop_slot(settings: OutboxSettings, database: Database) -> None:
@@ -202,6 +242,11 @@ async def _coming(settings: OutboxSettings, database: Database, start: Token | N
     try:
         async with aclosing(source.peek(start.position, start.position)) as pieces:
             return {row.id async for piece in pieces for row in piece.rows if row.id is not None}
+    except Exception:
+        # As where the table was another for a while: the next run is not to meet the same.
+        with suppress(psycopg.Error):
+            await database.note_slot(await database.identity(), 0)
+        raise
     finally:
         await source.close()
 

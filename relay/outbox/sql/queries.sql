@@ -9,6 +9,10 @@ FROM current_setting('synchronous_commit') setting
 -- name: try_lead
 SELECT pg_try_advisory_lock(hashtextextended('oncebox.outbox_relay.' || %(name)s, 0))
 
+-- name: try_source
+-- A slot or a table has one reader, whatever that is called.
+SELECT pg_try_advisory_lock(hashtextextended('oncebox.outbox_source.' || %(source)s, 0))
+
 -- name: leader
 -- The session that leads, and when it said last that it is alive.
 SELECT l.pid, r.beat_at FROM pg_locks l, oncebox.outbox_relay r
@@ -188,6 +192,14 @@ SELECT pg_advisory_xact_lock(hashtextextended('oncebox.outbox_commit_seq', 0))
 -- name: keep_from_starting
 -- No slot has such a name: no relay starts until a resync is at its end.
 UPDATE oncebox.outbox_relay SET source = %(why)s, updated_at = now() WHERE name = %(name)s AND fence = %(fence)s
+RETURNING name
+
+-- name: note_slot
+-- For a resync that follows this one, should it fail.
+UPDATE oncebox.outbox_relay
+SET idle_lsn = '0/0'::pg_lsn + %(lsn)s::numeric, system_identifier = %(system_identifier)s, timeline = %(timeline)s,
+    updated_at = now()
+WHERE name = %(name)s AND fence = %(fence)s
 RETURNING name
 
 -- name: restart

@@ -105,4 +105,4 @@ async def leads_some(prefix: str, address: str) -> bool:
         return open_plain_channel(asked if asked == address else NOBODY)
 
     found = [each async for each in resolver.prepared([address], prefix, 0, only)]
-    return any(not isinstance(each, resolver.Unheard) for each in found)
+    return any(not isinstance(each, resolver.Unheard | resolver.Unserved) for each in found)

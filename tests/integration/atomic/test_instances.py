@@ -27,7 +27,7 @@ async def leave_prepared(bank: Bank, producer: Any, connection: Any, name: str, 
 
 async def prepared_numbers(bank: Bank) -> list[int]:
     listed = resolver.prepared(bank.one.addresses, bank.transactional_id, 0)
-    return [each.number async for each in listed if not isinstance(each, resolver.Unheard)]
+    return [each.number async for each in listed if not isinstance(each, resolver.Unheard | resolver.Unserved)]
 
 
 async def test_a_revived_instance_leaves_what_a_newer_one_has_prepared(bank: Bank, monkeypatch):

@@ -4,6 +4,9 @@ import psycopg
 import pytest
 
 from oncebox.local import LocalPostgres
+from relay.outbox import database
+from relay.outbox.resync import resync
+from relay.outbox.token import StopError
 from tests.integration.outbox.conftest import Outbox
 from tests.integration.outbox.test_trouble import run_sql
 
@@ -37,3 +40,21 @@ async def test_another_database_of_the_server_is_noticed(outbox: Outbox, postgre
             assert "another database of the server" in await elsewhere.run_until_stopped(**given)
         finally:
             await connection.execute(f"DROP DATABASE {other} WITH (FORCE)".encode())
+
+
+@pytest.mark.parametrize("source", ["logical", "commit_seq"])
+async def test_two_relays_of_different_names_do_not_share_an_outbox(outbox: Outbox, monkeypatch, source: str):
+    """Both would publish what both see, and each take away what the other has not seen yet."""
+    monkeypatch.setattr(database, "SOURCE_S", 0.2)
+    other = {"source": source, "name": f"{outbox.suffix}-other"}
+    await outbox.init(source=source)
+    await outbox.init(**other)
+    async with outbox.running(source=source):
+        await outbox.write(1)
+        await outbox.wait_published(1)
+        assert "another name reads the" in await outbox.run_until_stopped(**other)
+        with pytest.raises(StopError, match="another name reads the"):
+            await resync(outbox.settings(**other), apply=True)
+        await outbox.write(2)
+        seen = await outbox.wait_published(2)
+    assert [row for each in seen for row in each.ids] == [1, 2]

@@ -1,6 +1,7 @@
 """After a lost slot: what is missing is published, what is published is not, and what comes meanwhile comes once."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,16 +11,20 @@ from confluent_kafka import Producer as StockProducer
 from confluent_kafka.admin import AdminClient
 
 from oncebox.local.postgres import find_binaries
+from oncebox.outbox import EMIT
 from oncebox.wire import librdkafka_config
 from relay.outbox import parked
 from relay.outbox import resync as work
 from relay.outbox.database import Database
+from relay.outbox.plan import TableError
 from relay.outbox.resync import resync
 from relay.outbox.token import StopError
 from tests.integration.outbox.conftest import Outbox
 from tests.integration.outbox.test_trouble import run_sql, write_bad
+from tests.support.coordinator import read_committed
 
 TAKEOVER_MS = 5_000
+EMITTED = EMIT.replace("%(message)s", "%s")
 
 
 @pytest.mark.parametrize("source", ["logical", "commit_seq"])
@@ -94,6 +99,51 @@ async def test_one_that_fails_on_the_way_leaves_no_gap(outbox: Outbox, source: s
     async with outbox.running(source=source):
         seen = await outbox.wait_published(4)
     assert [row for each in seen for row in each.ids] == [1, 2, 3, 4]
+
+
+async def fail_before_the_end(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_given: Any) -> Any:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "_compare", failing)
+        with pytest.raises(ZeroDivisionError):
+            await resync(outbox.settings(), apply=True)
+
+
+async def test_what_is_written_between_two_runs_is_kept(outbox: Outbox, monkeypatch):
+    """Also what was deleted at once, or never was in the table: the slot of the first run has it."""
+    await outbox.init()
+    await outbox.write(1)
+    async with outbox.running():
+        await outbox.wait_published(1)
+    for row_id in (2, 4):
+        await fail_before_the_end(outbox, monkeypatch)
+        await run_sql(outbox, EMITTED, json.dumps({"id": row_id, "aggregatetype": outbox.suffix, "payload": {}}))
+        await outbox.write(row_id + 1)
+        await run_sql(outbox, "DELETE FROM outbox WHERE id = %s", row_id + 1)
+    done = await resync(outbox.settings(), apply=True)
+    assert (done.rows, done.published, done.missing) == (1, 1, [])
+    await outbox.write(6)
+    async with outbox.running():
+        seen = await outbox.wait_published(6)
+    assert [row for each in seen for row in each.ids] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_slot_that_cannot_be_read_is_not_kept(outbox: Outbox, monkeypatch):
+    await outbox.init()
+    await outbox.write(1)
+    await fail_before_the_end(outbox, monkeypatch)
+    await run_sql(outbox, "ALTER TABLE outbox RENAME payload TO other")
+    await run_sql(outbox, "INSERT INTO outbox (id, aggregatetype, aggregateid) VALUES (2, %s, 'k')", outbox.suffix)
+    await run_sql(outbox, "ALTER TABLE outbox RENAME other TO payload")
+    with pytest.raises(TableError, match="no column payload"):
+        await resync(outbox.settings(), apply=True)
+    assert (await resync(outbox.settings(), apply=True)).missing == ["1", "2"]
+    await outbox.write(3)
+    async with outbox.running():
+        seen = await outbox.wait_published(3)
+    assert [row for each in seen for row in each.ids] == [1, 2, 3]
 
 
 async def test_a_session_that_is_just_ending_is_waited_for(outbox: Outbox):
@@ -254,3 +304,53 @@ async def test_what_is_parked_stays_so(outbox: Outbox):
     async with outbox.running(**given):
         seen = await outbox.wait_published(3)
     assert [row for each in seen for row in each.ids] == [1, 2, 3]
+
+
+async def test_ids_of_transactions_that_another_server_gave_are_given_again(outbox: Outbox):
+    """A dump brings them along, of rows and of numbers; here the next transaction has the same."""
+    given = {"source": "commit_seq"}
+    await outbox.init(**given)
+    await outbox.write(1)
+    async with outbox.running(**given):
+        await outbox.wait_published(1)
+    await run_sql(outbox, "UPDATE oncebox.outbox_relay SET system_identifier = '7'")
+    async with await outbox.connect(autocommit=False) as connection:
+        found = await (await connection.execute("SELECT pg_current_xact_id()::text")).fetchone()
+        assert found is not None
+        await run_sql(outbox, "UPDATE outbox SET oncebox_transaction = %s::text::xid8", found[0])
+        await run_sql(outbox, "INSERT INTO oncebox.outbox_commit VALUES (1, 'outbox', %s::text::xid8)", found[0])
+        assert "another database cluster" in await outbox.run_until_stopped(**given)
+        done = await resync(outbox.settings(**given), apply=True)
+        assert (done.rows, done.published, done.missing) == (1, 1, [])
+        await outbox.write(2, on=connection)
+    await outbox.write(3)
+    async with outbox.running(**given):
+        await outbox.wait_published(3)
+        await outbox.wait_until("SELECT count(*) = 0 FROM oncebox.outbox_commit")
+    assert [row for each in await outbox.seen() for row in each.ids] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["char(20)", "bytea", "inet"])
+@pytest.mark.parametrize("source", ["logical", "commit_seq"])
+async def test_ids_and_keys_are_the_same_by_whatever_way_they_are_read(outbox: Outbox, source: str, kind: str):
+    """Decoding, a query, and the look at what is published already."""
+    await run_sql(
+        outbox,
+        f"CREATE TABLE outbox (id {kind}, aggregatetype text, aggregateid {kind}, payload text, "
+        "created_at timestamptz DEFAULT now())",
+    )
+    await outbox.init(source=source)
+    value = {"char(20)": "a", "bytea": "\\x61", "inet": "10.0.0.1"}[kind]
+    insert = f"INSERT INTO outbox VALUES (%s::text::{kind}, %s, %s::text::{kind}, 'x')"
+    await run_sql(outbox, insert, value, outbox.suffix, value)
+    settings = outbox.settings(source=source, cleanup="delete")
+    async with outbox.running(source=source):
+        await outbox.wait_until("SELECT rows_published = 1 FROM oncebox.outbox_relay")
+    (record,) = read_committed(outbox.one.bootstrap_servers, outbox.topic)
+    expected = value.ljust(20 if kind.startswith("char") else 0).encode()
+    assert (record.key(), record.headers()) == (expected, [("id", expected)])
+    looked = await resync(settings, apply=False)
+    assert (looked.published, looked.missing) == (1, [])
+    await run_sql(outbox, insert, value, outbox.suffix, value)
+    async with outbox.running(source=source, cleanup="delete"):
+        await outbox.wait_deleted()

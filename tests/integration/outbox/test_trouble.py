@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from oncebox.local import LocalPostgres
 from oncebox.producer import Producer
 from oncebox.settings import PostgresSection
+from oncebox.wire import Appended, ErrorCode, Wire
 from relay.outbox import control, parked
 from relay.outbox.database import Database
 from relay.outbox.publisher import BEHIND
@@ -74,6 +75,30 @@ async def test_a_row_that_only_the_broker_refuses_is_found(outbox: Outbox):
     assert [each.ids for each in await outbox.seen()] == [[1]]
 
 
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED])
+async def test_no_row_is_parked_for_trouble_of_the_brokers(outbox: Outbox, monkeypatch, code: ErrorCode):
+    """Nor for a right that the relay lacks: it waits, and tries again."""
+    produce, left = Wire.produce, 4
+
+    def refusing(self: Wire, node_id: int, batches: Any, **given: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            return produce(self, node_id, batches, **given)
+        answered = asyncio.get_running_loop().create_future()
+        answered.set_result({where: Appended(code, -1, -1, -1, None) for where in batches})
+        return answered
+
+    monkeypatch.setattr(Wire, "produce", refusing)
+    await outbox.init()
+    await outbox.write(1)
+    await outbox.write(2)
+    async with outbox.running(bad_row="park"):
+        seen = await outbox.wait_published(2)
+    assert [row for each in seen for row in each.ids] == [1, 2]
+    assert await outbox.fetch("SELECT FROM oncebox.outbox_parked") == []
+
+
 async def test_parked_with_its_transaction_and_later_ones_of_its_keys(outbox: Outbox):
     await outbox.init()
     async with await outbox.connect(autocommit=False) as connection:
@@ -96,6 +121,17 @@ async def test_parked_with_its_transaction_and_later_ones_of_its_keys(outbox: Ou
     found = await outbox.fetch("SELECT row_id, reason FROM oncebox.outbox_parked ORDER BY position, number")
     assert [row_id for row_id, _ in found] == ["1", "2", "3", "5", "6", "7"]
     assert [reason for _, reason in found][2:] == ["its headers are not a JSON object", *[BEHIND] * 3]
+
+
+async def test_a_bad_message_is_parked_whatever_its_id_is(outbox: Outbox):
+    await outbox.init()
+    message = r'{"id": "a\u0000b", "aggregatetype": "no topic", "aggregateid": "k", "payload": 1}'
+    await run_sql(outbox, "SELECT pg_logical_emit_message(true, 'outbox', %s)", message)
+    await outbox.write(1)
+    async with outbox.running(bad_row="park"):
+        await outbox.wait_published(1)
+    ((row_id,),) = await outbox.fetch("SELECT row_id FROM oncebox.outbox_parked")
+    assert row_id == "a\N{REPLACEMENT CHARACTER}b"
 
 
 @pytest.mark.parametrize("source", ["logical", "commit_seq"])

@@ -4,10 +4,12 @@ from typing import Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from coordinator.core.commands import ErrorCode, Refused
 from coordinator.core.records import Result
 from coordinator.open_transactions import Found, Kind, Open, PartitionDescription, Unexamined
+from oncebox import resolver
 from oncebox.v1 import admin_pb2 as pb
 from oncebox.v1 import coordinator_pb2, transaction_pb2
 from oncebox.wire import TopicPartition
@@ -169,6 +171,16 @@ async def test_a_prepared_transaction_is_fenced_only_if_meant(bench: Bench):
     assert await code_of(refused) == "INVALID_TXN_STATE"
     meant = await bench.admin.ForceFence(pb.ForceFenceRequest(transactional_id="tid", abort_prepared=True))
     assert meant.outcome.result == transaction_pb2.ABORTED
+
+
+async def test_a_resolver_says_which_partitions_nobody_serves(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """What is prepared there waits, and is on nobody's list."""
+    bench.calls.address = bench.api.address
+    assert [each async for each in resolver.prepared([bench.api.address], "", 0)] == []
+    first, second, *_ = bench.calls.leaders()
+    monkeypatch.setattr(bench.calls, "leaders", lambda: [first, replace(second, state="loading")])
+    found = [each async for each in resolver.prepared([bench.api.address], "", 0)]
+    assert found == [resolver.Unserved(log_partition=number) for number in (1, 2, 3)]
 
 
 async def test_leaders(bench: Bench):

@@ -9,6 +9,7 @@ import pytest
 
 import oncebox
 from oncebox import atomic_commit
+from oncebox.atomic_commit import TornError
 from oncebox.claim import Claim, ProducerSettings
 from oncebox.errors import CoordinatorNotAvailableError, UsageError, error_from
 from oncebox.producer import Producer, _prepared
@@ -198,3 +199,20 @@ async def test_what_may_be_prepared_is_decided_by_recovering(service: Service) -
     assert service.coordinator.outcomes[transaction.number].result == transaction_pb2.ABORTED
     await service.transfer(b"next")
     assert service.database.steps[-1] == "commit"
+
+
+async def test_what_an_administrator_aborts_does_not_follow(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the database commits: nothing waits for a decision any more, and nobody would send it again."""
+    commit = Database.commit
+
+    async def aborted_meanwhile(database: Database) -> None:
+        await commit(database)
+        service.coordinator._decide(transaction_pb2.ABORTED)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "commit", aborted_meanwhile)
+        with pytest.raises(TornError, match="send it again"):
+            await service.transfer(b"never seen")
+    assert await oncebox.recover(service.producer, service.database) is None
+    await service.transfer(b"again")
+    assert service.database.steps == ["commit", "commit"]
