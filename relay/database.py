@@ -28,6 +28,12 @@ CONNECT_TIMEOUT_S = 10
 NAME_BYTES = 63
 # A peer that is gone without a word is noticed after about this long.
 KEEPALIVE: dict[str, Any] = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+# How values are read and printed: rows, and keys in the memory of deletes, are the same whatever server, database, role
+# and environment say. (spark_jobs writes that memory, too, under the same: AS_THE_RELAY in spark_jobs/values.py.)
+VALUES: LiteralString = (
+    "SET TimeZone = 'UTC'; SET DateStyle = 'ISO'; SET IntervalStyle = 'postgres'; SET bytea_output = 'hex'; "
+    "SET extra_float_digits = 1"
+)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -53,6 +59,7 @@ def connect(settings: RelaySettings, instance: str) -> Connection:
     if any(section.ordering is not None for section in settings.tables):
         # Who has waited for the table must see what was committed meanwhile.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    connection.execute(VALUES)
     # A process that stands still inside a transaction must not keep its locks: the next owner waits for them.
     connection.execute(
         sql.SQL(

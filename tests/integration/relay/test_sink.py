@@ -93,6 +93,28 @@ def test_text_is_what_it_was_whatever_encoding_the_environment_asks_for(
     ]
 
 
+def test_the_sessions_settings_change_neither_rows_nor_what_is_remembered_of_deletes(
+    bench: MakeBench, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ddl = f"CREATE TABLE orders (at timestamptz, id bytea, state text, span tstzrange, {GUARD}, PRIMARY KEY (at, id))"
+    section = {"topic": "orders", "table": "orders", "key": ["at", "id"]}
+    key = b'{"at": "2026-01-02T12:00:00Z", "id": "/wA="}'
+    monkeypatch.setenv("PGOPTIONS", "-c timezone=Asia/Tokyo -c bytea_output=escape")
+    before = bench(ddl, [section])
+    before.apply(record(1, None, key=key))
+    # Another process, elsewhere, reads again.
+    monkeypatch.setenv("PGOPTIONS", "-c timezone=America/New_York -c bytea_output=hex")
+    after = bench("SELECT", [section])
+    after.high[after.sources["orders", 0]] = 2
+    value = key[:-1] + b', "span": "[2026-01-02 00:00,)"}'
+    after.apply(record(0, value))
+    assert after.rows("SELECT * FROM orders") == [], "not resurrected"
+    after.apply(record(2, value))
+    with psycopg.connect(database, options="-c timezone=UTC") as connection:
+        found = connection.execute("SELECT span::text FROM orders").fetchall()
+    assert found == [('["2026-01-02 00:00:00+00",)',)]
+
+
 def test_of_several_records_of_one_row_the_last_is_written(bench: MakeBench) -> None:
     made = bench(ORDERS, [ORDERS_SECTION])
     made.apply(
