@@ -56,6 +56,7 @@ ALIASES = {
 }
 # The last instant that a datetime holds in any time zone, about.
 _LAST_MS = 253_370_764_800_000
+TIMESTAMP = re.compile(r"timestamp(\(\d\))? with(out)? time zone")
 TYPE_NAME = re.compile(r"[a-z][a-z0-9_ ]*(\(\d+(,\s*-?\d+)?\))?( with(out)? time zone)?(\[\])?", re.IGNORECASE)
 
 
@@ -103,7 +104,14 @@ def canonical(type_name: str) -> str:
     base, bracket, rest = name.partition("(")
     suffix = "[]" if name.endswith("[]") else ""
     base = base.strip().removesuffix("[]")
-    return ALIASES.get(base, base) + bracket + rest if bracket else ALIASES.get(base, base) + suffix
+    found = ALIASES.get(base, base)
+    if not bracket:
+        return found + suffix
+    if "time zone" in rest:
+        return name
+    kind, zone, which = found.partition(" with")
+    # A time's precision stands inside its name.
+    return f"{kind}({rest.removesuffix('[]')}{zone}{which}{suffix}"
 
 
 def _text(value: str) -> bytes:
@@ -187,19 +195,31 @@ _PLAIN: dict[str, Codec] = {
 }
 
 
+def is_timestamp(type_name: str) -> bool:
+    return TIMESTAMP.fullmatch(type_name) is not None
+
+
 def codec(type_name: str, unit: TimeUnit | None = None) -> Codec:
     """`type_name` as format_type() gives it."""
     base = type_name.partition("(")[0]
     if type_name in _PLAIN:
         return _PLAIN[type_name]
-    if type_name.startswith("timestamp"):
+    if is_timestamp(type_name):
         return Codec(annotation=datetime | int, encode=_timestamp(unit), staged=type_name)
     if type_name == "date":
         return Codec(annotation=date | int, encode=_date(unit), staged="date")
     if type_name.endswith("[]"):
-        cast = f"CASE WHEN {{0}} IS NULL THEN NULL ELSE ARRAY(SELECT jsonb_array_elements_text({{0}}))::{type_name} END"
+        to = f"{_cast_to(type_name.removesuffix('[]'))}[]"
+        cast = f"CASE WHEN {{0}} IS NULL THEN NULL ELSE ARRAY(SELECT jsonb_array_elements_text({{0}}))::{to} END"
         return Codec(annotation=msgspec.Raw, encode=_jsonb, staged="jsonb", cast=cast, is_raw=True)
     if base in {"numeric", "character varying", "character"}:
         # The length or precision is the target's to enforce: a cast would cut or round without a word.
         return _PLAIN["numeric" if base == "numeric" else "text"]
-    return Codec(annotation=str | int | float | bool, encode=_any_text, staged="text", cast=f"{{0}}::{type_name}")
+    return Codec(
+        annotation=str | int | float | bool, encode=_any_text, staged="text", cast=f"{{0}}::{_cast_to(type_name)}"
+    )
+
+
+def _cast_to(type_name: str) -> str:
+    """For a template: somebody's own type may have any name."""
+    return type_name.replace("{", "{{").replace("}", "}}")

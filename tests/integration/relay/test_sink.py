@@ -115,6 +115,33 @@ def test_the_sessions_settings_change_neither_rows_nor_what_is_remembered_of_del
     assert found == [('["2026-01-02 00:00:00+00",)',)]
 
 
+@pytest.mark.parametrize("records", [1, 2])  # the first is copied straight in, the second is staged
+def test_arrays_of_times_are_arrays(bench: MakeBench, records: int) -> None:
+    made = bench(
+        f"CREATE TABLE orders (id bigint PRIMARY KEY, at timestamp(3)[], zoned timestamptz[], days date[], {GUARD})",
+        [ORDERS_SECTION],
+    )
+    value = (
+        b'{"id": 1, "at": ["2026-01-02T03:04:05.678", null], "zoned": ["2026-01-02T03:04:05+01:00"], '
+        b'"days": ["2026-01-02"]}'
+    )
+    for at in range(records):
+        made.apply(record(at, value))
+    assert made.rows("SELECT at::text, zoned::text, days::text FROM orders") == [
+        ('{"2026-01-02 03:04:05.678",NULL}', '{"2026-01-02 02:04:05+00"}', "{2026-01-02}")
+    ]
+
+
+def test_a_type_may_have_any_name(bench: MakeBench) -> None:
+    ddl = f"""CREATE TYPE "o{{0}}d}}d" AS ENUM ('a');
+        CREATE DOMAIN timestamp_ms AS bigint;
+        CREATE TABLE orders (
+            id bigint PRIMARY KEY, state "o{{0}}d}}d", all_of_it "o{{0}}d}}d"[], at timestamp_ms, {GUARD})"""
+    made = bench(ddl, [ORDERS_SECTION])
+    made.apply(record(0, b'{"id": 1, "state": "a", "all_of_it": ["a"], "at": 1700000000000}'))
+    assert made.rows("SELECT state, all_of_it::text, at FROM orders") == [("a", "{a}", 1_700_000_000_000)]
+
+
 def test_of_several_records_of_one_row_the_last_is_written(bench: MakeBench) -> None:
     made = bench(ORDERS, [ORDERS_SECTION])
     made.apply(

@@ -164,6 +164,11 @@ def test_type_names_are_names() -> None:
     assert canonical("timestamptz") == "timestamp with time zone"
     assert canonical("text[]") == "text[]"
     assert canonical("numeric(10, 2)") == "numeric(10, 2)"
+    assert canonical("varchar(20)[]") == "character varying(20)[]"
+    assert canonical("timestamptz(3)") == "timestamp(3) with time zone"
+    assert canonical("timestamp(3)[]") == "timestamp(3) without time zone[]"
+    assert canonical("timestamp(0) with time zone") == "timestamp(0) with time zone"
+    assert canonical("time (3)") == "time(3) without time zone"
     for hostile in ("text; DROP TABLE x", "text)", 'a"b', "", "int -- x"):
         with pytest.raises(UnfitError):
             canonical(hostile)
