@@ -57,6 +57,13 @@ ALIASES = {
 # The last instant that a datetime holds in any time zone, about.
 _LAST_MS = 253_370_764_800_000
 TIMESTAMP = re.compile(r"timestamp(\(\d\))? with(out)? time zone")
+# Types of which a cast to a given length cuts without a word: here with any length, so that the target's is enforced.
+ANY_LENGTH = {
+    "character varying": "character varying",
+    "character": "bpchar",
+    "bit varying": "bit varying",
+    "bit": "bit varying",
+}
 TYPE_NAME = re.compile(r"[a-z][a-z0-9_ ]*(\(\d+(,\s*-?\d+)?\))?( with(out)? time zone)?(\[\])?", re.IGNORECASE)
 
 
@@ -213,7 +220,7 @@ def codec(type_name: str, unit: TimeUnit | None = None) -> Codec:
         cast = f"CASE WHEN {{0}} IS NULL THEN NULL ELSE ARRAY(SELECT jsonb_array_elements_text({{0}}))::{to} END"
         return Codec(annotation=msgspec.Raw, encode=_jsonb, staged="jsonb", cast=cast, is_raw=True)
     if base in {"numeric", "character varying", "character"}:
-        # The length or precision is the target's to enforce: a cast would cut or round without a word.
+        # The length or precision is the target's to enforce.
         return _PLAIN["numeric" if base == "numeric" else "text"]
     return Codec(
         annotation=str | int | float | bool, encode=_any_text, staged="text", cast=f"{{0}}::{_cast_to(type_name)}"
@@ -222,4 +229,5 @@ def codec(type_name: str, unit: TimeUnit | None = None) -> Codec:
 
 def _cast_to(type_name: str) -> str:
     """For a template: somebody's own type may have any name."""
-    return type_name.replace("{", "{{").replace("}", "}}")
+    name = ANY_LENGTH.get(type_name.partition("(")[0], type_name)
+    return name.replace("{", "{{").replace("}", "}}")

@@ -132,6 +132,24 @@ def test_arrays_of_times_are_arrays(bench: MakeBench, records: int) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("of_type", "fits", "too_long"),
+    [
+        ("varchar(3)[]", '["abc"]', '["abc", "abcd"]'),
+        ("char(3)[]", '["abc"]', '["abcd"]'),
+        ("bit(3)[]", '["101"]', '["1011"]'),
+        ("bit(3)", '"101"', '"1011"'),
+        ("bit varying(3)", '"101"', '"1011"'),
+    ],
+)
+def test_what_is_too_long_is_an_error_and_not_cut(bench: MakeBench, of_type: str, fits: str, too_long: str) -> None:
+    made = bench(f"CREATE TABLE orders (id bigint PRIMARY KEY, v {of_type}, {GUARD})", [ORDERS_SECTION])
+    made.apply(record(0, f'{{"id": 1, "v": {fits}}}'.encode()))
+    assert made.rows("SELECT to_jsonb(v)::text FROM orders") == [(fits,)]
+    with pytest.raises(StopError, match="orders partition 0 offset 1"):
+        made.apply(record(1, f'{{"id": 2, "v": {too_long}}}'.encode()))
+
+
 def test_a_type_may_have_any_name(bench: MakeBench) -> None:
     ddl = f"""CREATE TYPE "o{{0}}d}}d" AS ENUM ('a');
         CREATE DOMAIN timestamp_ms AS bigint;
