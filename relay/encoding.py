@@ -219,7 +219,10 @@ def codec(type_name: str, unit: TimeUnit | None = None) -> Codec:
         to = f"{_cast_to(type_name.removesuffix('[]'))}[]"
         cast = f"CASE WHEN {{0}} IS NULL THEN NULL ELSE ARRAY(SELECT jsonb_array_elements_text({{0}}))::{to} END"
         return Codec(annotation=msgspec.Raw, encode=_jsonb, staged="jsonb", cast=cast, is_raw=True)
-    if base in {"numeric", "character varying", "character"}:
+    if base == "character":
+        # Its blanks at the end say nothing, also where a key is compared: as text they would.
+        return Codec(annotation=str, encode=_text, staged="bpchar", is_text=True)
+    if base in {"numeric", "character varying"}:
         # The length or precision is the target's to enforce.
         return _PLAIN["numeric" if base == "numeric" else "text"]
     return Codec(

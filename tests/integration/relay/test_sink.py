@@ -160,6 +160,20 @@ def test_a_type_may_have_any_name(bench: MakeBench) -> None:
     assert made.rows("SELECT state, all_of_it::text, at FROM orders") == [("a", "{a}", 1_700_000_000_000)]
 
 
+def test_a_padded_key_is_the_key_without_its_blanks(bench: MakeBench) -> None:
+    made = bench(f"CREATE TABLE orders (id char(3) PRIMARY KEY, state text, {GUARD})", [ORDERS_SECTION])
+    for at in range(2):  # the first is copied straight in, the second is staged
+        made.apply(record(2 * at, b'{"id": "ab", "state": "x"}'), record(2 * at + 1, b'{"id": "abc", "state": "x"}'))
+    made.apply(record(4, b'{"id": "ab ", "state": "y"}'))
+    assert state(made) == [("ab ", "y"), ("abc", "x")]
+    made.apply(record(5, None, key=b"ab "), record(6, None, key=b"abcd"))
+    assert state(made) == [("abc", "x")]
+    made.apply(record(4, b'{"id": "ab", "state": "y"}'))
+    assert state(made) == [("abc", "x")], "not resurrected"
+    with pytest.raises(StopError, match="too long"):
+        made.apply(record(7, b'{"id": "abcd", "state": "z"}'))
+
+
 def test_of_several_records_of_one_row_the_last_is_written(bench: MakeBench) -> None:
     made = bench(ORDERS, [ORDERS_SECTION])
     made.apply(
