@@ -174,6 +174,16 @@ def test_type_names_are_names() -> None:
             canonical(hostile)
 
 
+def test_a_field_that_cannot_be_read_is_excluded() -> None:
+    for name in ('a"b', "c\\d", "e\nf"):
+        more = replace(TARGET, columns=(*TARGET.columns, Column(name=name, type="text", path=(name,))))
+        with pytest.raises(BadRecordError, match="exclude it"):
+            RowMapper(more)
+        assert (
+            RowMapper(replace(TARGET, exclude=frozenset({name, "other"})))(record(b'{"id": 1, "other": 2}')) is not None
+        )
+
+
 def test_what_a_table_has_to_grow_by() -> None:
     target = replace(TARGET, evolves=True)
     for value, column, type_name, before in [
