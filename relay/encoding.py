@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _EPOCH_ORDINAL = date(2000, 1, 1).toordinal()
 _UNIX_US = 946_684_800_000_000
 _MICROSECOND = timedelta(microseconds=1)
+_EXACTLY = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)
 _PER_UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400_000_000}
 
 ALIASES = {
@@ -101,6 +102,8 @@ class Codec:
     is_raw: bool = False
     # Just its bytes.
     is_text: bool = False
+    # Of values that are the same key to PostgreSQL the same.
+    name: Callable[[Any], str] = str
 
 
 def canonical(type_name: str) -> str:
@@ -186,6 +189,15 @@ def _numeric(value: Decimal) -> bytes:
     return _text(str(value))
 
 
+def _numeric_name(value: Decimal) -> str:
+    return str(value.normalize(_EXACTLY)) if value else "0"
+
+
+def _time_name(encode: Encode) -> Callable[[Any], str]:
+    """However it is written: the number that PostgreSQL stores."""
+    return lambda value: str(int.from_bytes(encode(value)[4:], "big", signed=True))
+
+
 _PLAIN: dict[str, Codec] = {
     "smallint": Codec(annotation=int, encode=partial(_INT2.pack, 2), staged="smallint"),
     "integer": Codec(annotation=int, encode=partial(_INT4.pack, 4), staged="integer"),
@@ -194,7 +206,7 @@ _PLAIN: dict[str, Codec] = {
     "double precision": Codec(annotation=float, encode=partial(_FLOAT8.pack, 8), staged="double precision"),
     "boolean": Codec(annotation=bool, encode=_bool, staged="boolean"),
     "text": Codec(annotation=str, encode=_text, staged="text", is_text=True),
-    "numeric": Codec(annotation=Decimal, encode=_numeric, staged="text", cast="{0}::numeric"),
+    "numeric": Codec(annotation=Decimal, encode=_numeric, staged="text", cast="{0}::numeric", name=_numeric_name),
     "uuid": Codec(annotation=uuid.UUID, encode=_uuid, staged="uuid"),
     "bytea": Codec(annotation=bytes, encode=_bytea, staged="bytea"),
     "jsonb": Codec(annotation=msgspec.Raw, encode=_jsonb, staged="jsonb", is_raw=True),
@@ -212,16 +224,18 @@ def codec(type_name: str, unit: TimeUnit | None = None) -> Codec:
     if type_name in _PLAIN:
         return _PLAIN[type_name]
     if is_timestamp(type_name):
-        return Codec(annotation=datetime | int, encode=_timestamp(unit), staged=type_name)
+        to_time = _timestamp(unit)
+        return Codec(annotation=datetime | int, encode=to_time, staged=type_name, name=_time_name(to_time))
     if type_name == "date":
-        return Codec(annotation=date | int, encode=_date(unit), staged="date")
+        to_date = _date(unit)
+        return Codec(annotation=date | int, encode=to_date, staged="date", name=_time_name(to_date))
     if type_name.endswith("[]"):
         to = f"{_cast_to(type_name.removesuffix('[]'))}[]"
         cast = f"CASE WHEN {{0}} IS NULL THEN NULL ELSE ARRAY(SELECT jsonb_array_elements_text({{0}}))::{to} END"
         return Codec(annotation=msgspec.Raw, encode=_jsonb, staged="jsonb", cast=cast, is_raw=True)
     if base == "character":
         # Its blanks at the end say nothing, also where a key is compared: as text they would.
-        return Codec(annotation=str, encode=_text, staged="bpchar", is_text=True)
+        return Codec(annotation=str, encode=_text, staged="bpchar", is_text=True, name=lambda value: value.rstrip(" "))
     if base in {"numeric", "character varying"}:
         # The length or precision is the target's to enforce.
         return _PLAIN["numeric" if base == "numeric" else "text"]
