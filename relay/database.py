@@ -341,12 +341,17 @@ def headers_json(headers: Sequence[tuple[str, bytes | None]]) -> str:
 # What a failure of the database means for the batch at hand.
 RETRY_AT_ONCE = (errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable)
 PASSING_CLASSES = ("08", "25", "40", "53", "55", "57", "58", "XX")
-DATA_CLASSES = ("21", "22", "23", "44", "54", "P0")
+DATA_CLASSES = ("09", "20", "21", "22", "23", "27", "38", "44", "54", "P0")
+# What PostgreSQL's own function for RAISE is called: with it a trigger may give any code.
+RAISED = "exec_stmt_raise"
 
 
 def is_data_error(error: psycopg.Error) -> bool:
     """The rows are to blame, not the surroundings."""
-    return error.sqlstate is not None and error.sqlstate[:2] in DATA_CLASSES
+    if error.sqlstate is None:
+        return False
+    is_raised = error.diag.source_function == RAISED and not is_passing(error) and not is_gone(error)
+    return error.sqlstate[:2] in DATA_CLASSES or is_raised
 
 
 def is_passing(error: psycopg.Error) -> bool:

@@ -497,6 +497,20 @@ def test_a_bad_record_stops_is_parked_or_is_skipped(bench: MakeBench, name: str)
     skipping.connection.close()
 
 
+@pytest.mark.parametrize(
+    "refuse", ["RAISE EXCEPTION 'never' USING ERRCODE = 'APP01'", "CASE NEW.state WHEN 'other' THEN NULL; END CASE"]
+)
+def test_what_a_trigger_refuses_in_its_own_way_is_a_bad_record(bench: MakeBench, refuse: str) -> None:
+    ddl = f"""{ORDERS};
+        CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN IF NEW.state = 'never' THEN {refuse}; END IF; RETURN NEW; END $$;
+        CREATE TRIGGER look BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION look()"""
+    made = bench(ddl, [ORDERS_SECTION], on_error="park")
+    made.apply(record(0, b'{"id": 1, "state": "x"}'), record(1, b'{"id": 2, "state": "never"}'))
+    assert state(made) == [(1, "x")]
+    assert made.rows("SELECT record_offset, state FROM oncebox.dead_letter") == [(1, "parked")]
+
+
 POISON = {
     "NUL in the key": record(1, b"{}", key=b"a\x00b"),
     "NUL in the key's document": record(1, b"{}", key=rb'{"id": "a\u0000b"}'),
