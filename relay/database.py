@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
@@ -94,12 +94,14 @@ class TableColumn:
     type: str
     is_required: bool
     is_generated: bool
+    # Of a domain: the type that it is at last.
+    base: str | None = None
 
 
 def describe(connection: Connection, table: TableName) -> list[TableColumn]:
     """Empty: there is no such table."""
     rows = connection.execute(query("describe_table"), {"table": str(table)}).fetchall()
-    return [TableColumn(name=row[0], type=row[1], is_required=row[2], is_generated=row[3]) for row in rows]
+    return [TableColumn(name=row[0], type=row[1], is_required=row[2], is_generated=row[3], base=row[4]) for row in rows]
 
 
 def resolve(connection: Connection, section: TableSection) -> Target:
@@ -176,7 +178,8 @@ def _written_down(section: TableSection, present: dict[str, TableColumn]) -> lis
     for name, given in section.columns.items():
         if name not in present:
             raise RelayError(f"{section.target()} has no column {name!r}")
-        columns.append(column_of(name, present[name].type, given.path or name, given.unit))
+        found = column_of(name, present[name].type, given.path or name, given.unit)
+        columns.append(replace(found, base=present[name].base))
     return columns
 
 
@@ -197,7 +200,7 @@ def _of_table(section: TableSection, present: dict[str, TableColumn]) -> list[Co
         and not column.is_generated
         and (not section.include or column.name in section.include)
     ]
-    return [Column(name=column.name, type=column.type, path=(column.name,)) for column in wanted]
+    return [Column(name=each.name, type=each.type, path=(each.name,), base=each.base) for each in wanted]
 
 
 def given_type(name: str, type_name: str | None) -> str:

@@ -218,7 +218,7 @@ def is_timestamp(type_name: str) -> bool:
     return TIMESTAMP.fullmatch(type_name) is not None
 
 
-def codec(type_name: str, unit: TimeUnit | None = None) -> Codec:
+def codec(type_name: str, unit: TimeUnit | None = None, base_of_domain: str | None = None) -> Codec:
     """`type_name` as format_type() gives it."""
     base = type_name.partition("(")[0]
     if type_name in _PLAIN:
@@ -240,11 +240,14 @@ def codec(type_name: str, unit: TimeUnit | None = None) -> Codec:
         # The length or precision is the target's to enforce.
         return _PLAIN["numeric" if base == "numeric" else "text"]
     return Codec(
-        annotation=str | int | float | bool, encode=_any_text, staged="text", cast=f"{{0}}::{_cast_to(type_name)}"
+        annotation=str | int | float | bool,
+        encode=_any_text,
+        staged="text",
+        cast=f"{{0}}::{_cast_to(type_name, base_of_domain)}",
     )
 
 
-def _cast_to(type_name: str) -> str:
+def _cast_to(type_name: str, base_of_domain: str | None = None) -> str:
     """For a template: somebody's own type may have any name."""
-    name = ANY_LENGTH.get(type_name.partition("(")[0], type_name)
+    name = ANY_LENGTH.get(base_of_domain or type_name.partition("(")[0], type_name)
     return name.replace("{", "{{").replace("}", "}}")

@@ -69,7 +69,7 @@ class _Maker:
         self.table = sql.Identifier(target.table.schema, target.table.name)
         self.up = sql.Identifier(f"oncebox_up_{number}")
         self.down = sql.Identifier(f"oncebox_down_{number}")
-        self.codecs = [codec(column.type, column.unit) for column in target.columns]
+        self.codecs = [codec(column.type, column.unit, column.base) for column in target.columns]
         self.names = [sql.Identifier(column.name) for column in target.columns]
         names = [column.name for column in target.columns]
         self.key_at = [names.index(name) for name in target.key]

@@ -140,10 +140,14 @@ def test_arrays_of_times_are_arrays(bench: MakeBench, records: int) -> None:
         ("bit(3)[]", '["101"]', '["1011"]'),
         ("bit(3)", '"101"', '"1011"'),
         ("bit varying(3)", '"101"', '"1011"'),
+        ("code", '"abc"', '"abcd"'),
+        ("upper_code", '"ABC"', '"ABCD"'),
+        ("upper_code", '"ABC"', '"abc"'),
     ],
 )
 def test_what_is_too_long_is_an_error_and_not_cut(bench: MakeBench, of_type: str, fits: str, too_long: str) -> None:
-    made = bench(f"CREATE TABLE orders (id bigint PRIMARY KEY, v {of_type}, {GUARD})", [ORDERS_SECTION])
+    domains = "CREATE DOMAIN code AS varchar(3); CREATE DOMAIN upper_code AS code CHECK (VALUE = upper(VALUE));"
+    made = bench(f"{domains} CREATE TABLE orders (id bigint PRIMARY KEY, v {of_type}, {GUARD})", [ORDERS_SECTION])
     made.apply(record(0, f'{{"id": 1, "v": {fits}}}'.encode()))
     assert made.rows("SELECT to_jsonb(v)::text FROM orders") == [(fits,)]
     with pytest.raises(StopError, match="orders partition 0 offset 1"):
