@@ -178,12 +178,18 @@ class _Maker:
         )
 
     def remember_down(self) -> sql.Composed:
-        text = "SELECT {}, {}, s.s, max(s.o) FROM {} AS s GROUP BY 2, 3 ORDER BY 2"
+        text = "SELECT {}, {}, s.s, max(s.o) FROM {} AS s WHERE {} GROUP BY 2, 3 ORDER BY 2"
         if self.target.ordering is not None:
-            text = "SELECT DISTINCT ON (2, 3) {}, {}, s.s, s.o, s.v FROM {} AS s ORDER BY 2, 3, s.v DESC, s.o DESC"
-        chosen = _raw(text).format(
-            sql.Literal(str(self.target.table)), self.row_key(self._typed(self.down_keys)), self.down
+            text = (
+                "SELECT DISTINCT ON (2, 3) {}, {}, s.s, s.o, s.v FROM {} AS s WHERE {} "
+                "ORDER BY 2, 3, s.v DESC, s.o DESC"
+            )
+        typed = self._typed(self.down_keys)
+        # What its type has to cut is no row's key.
+        is_key = sql.SQL(" AND ").join(
+            sql.SQL("{} = {}").format(key, staged) for key, staged in zip(typed, self.down_keys, strict=True)
         )
+        chosen = _raw(text).format(sql.Literal(str(self.target.table)), self.row_key(typed), self.down, is_key)
         return self.remember(chosen)
 
     def forget(self, staged: sql.Identifier, keys: list[sql.Composable]) -> sql.Composed:

@@ -178,6 +178,16 @@ def test_a_padded_key_is_the_key_without_its_blanks(bench: MakeBench) -> None:
         made.apply(record(7, b'{"id": "abcd", "state": "z"}'))
 
 
+@pytest.mark.parametrize("of_type", ["varchar(3)", "char(3)"])
+def test_a_delete_of_what_can_be_no_key_is_not_remembered_as_that_of_another_row(
+    bench: MakeBench, of_type: str
+) -> None:
+    made = bench(f"CREATE TABLE orders (id {of_type} PRIMARY KEY, state text, {GUARD})", [ORDERS_SECTION])
+    made.apply(record(6, None, key=b"abcd"), record(7, None, key=b"xy"))
+    made.apply(record(4, b'{"id": "abc", "state": "x"}'), record(5, b'{"id": "xy", "state": "x"}'))
+    assert state(made) == [("abc", "x")]
+
+
 def test_of_several_records_of_one_row_the_last_is_written(bench: MakeBench) -> None:
     made = bench(ORDERS, [ORDERS_SECTION])
     made.apply(
