@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
@@ -28,6 +28,12 @@ CONNECT_TIMEOUT_S = 10
 NAME_BYTES = 63
 # A peer that is gone without a word is noticed after about this long.
 KEEPALIVE: dict[str, Any] = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+# How values are read and printed: rows, and keys in the memory of deletes, are the same whatever server, database, role
+# and environment say. (spark_jobs writes that memory, too, under the same: AS_THE_RELAY in spark_jobs/values.py.)
+VALUES: LiteralString = (
+    "SET TimeZone = 'UTC'; SET DateStyle = 'ISO'; SET IntervalStyle = 'postgres'; SET bytea_output = 'hex'; "
+    "SET extra_float_digits = 1"
+)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -53,6 +59,7 @@ def connect(settings: RelaySettings, instance: str) -> Connection:
     if any(section.ordering is not None for section in settings.tables):
         # Who has waited for the table must see what was committed meanwhile.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    connection.execute(VALUES)
     # A process that stands still inside a transaction must not keep its locks: the next owner waits for them.
     connection.execute(
         sql.SQL(
@@ -87,12 +94,14 @@ class TableColumn:
     type: str
     is_required: bool
     is_generated: bool
+    # Of a domain: the type that it is at last.
+    base: str | None = None
 
 
 def describe(connection: Connection, table: TableName) -> list[TableColumn]:
     """Empty: there is no such table."""
     rows = connection.execute(query("describe_table"), {"table": str(table)}).fetchall()
-    return [TableColumn(name=row[0], type=row[1], is_required=row[2], is_generated=row[3]) for row in rows]
+    return [TableColumn(name=row[0], type=row[1], is_required=row[2], is_generated=row[3], base=row[4]) for row in rows]
 
 
 def resolve(connection: Connection, section: TableSection) -> Target:
@@ -169,7 +178,8 @@ def _written_down(section: TableSection, present: dict[str, TableColumn]) -> lis
     for name, given in section.columns.items():
         if name not in present:
             raise RelayError(f"{section.target()} has no column {name!r}")
-        columns.append(column_of(name, present[name].type, given.path or name, given.unit))
+        found = column_of(name, present[name].type, given.path or name, given.unit)
+        columns.append(replace(found, base=present[name].base))
     return columns
 
 
@@ -190,7 +200,7 @@ def _of_table(section: TableSection, present: dict[str, TableColumn]) -> list[Co
         and not column.is_generated
         and (not section.include or column.name in section.include)
     ]
-    return [Column(name=column.name, type=column.type, path=(column.name,)) for column in wanted]
+    return [Column(name=each.name, type=each.type, path=(each.name,), base=each.base) for each in wanted]
 
 
 def given_type(name: str, type_name: str | None) -> str:
@@ -334,12 +344,17 @@ def headers_json(headers: Sequence[tuple[str, bytes | None]]) -> str:
 # What a failure of the database means for the batch at hand.
 RETRY_AT_ONCE = (errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable)
 PASSING_CLASSES = ("08", "25", "40", "53", "55", "57", "58", "XX")
-DATA_CLASSES = ("21", "22", "23", "44", "54", "P0")
+DATA_CLASSES = ("09", "20", "21", "22", "23", "27", "38", "44", "54", "P0")
+# What PostgreSQL's own function for RAISE is called: with it a trigger may give any code.
+RAISED = "exec_stmt_raise"
 
 
 def is_data_error(error: psycopg.Error) -> bool:
     """The rows are to blame, not the surroundings."""
-    return error.sqlstate is not None and error.sqlstate[:2] in DATA_CLASSES
+    if error.sqlstate is None:
+        return False
+    is_raised = error.diag.source_function == RAISED and not is_passing(error) and not is_gone(error)
+    return error.sqlstate[:2] in DATA_CLASSES or is_raised
 
 
 def is_passing(error: psycopg.Error) -> bool:

@@ -114,7 +114,7 @@ def _struct(tree: dict[str, Any], *, strict: bool, exclude: frozenset[str] = fro
         else:
             how = codec(inner.type, inner.unit)
             fields.append((f"f{at}", how.annotation, ABSENT) if how.is_raw else (f"f{at}", how.annotation | None, None))
-    for at, name in enumerate(sorted(exclude - tree.keys())):
+    for at, name in enumerate(sorted(filter(is_readable, exclude - tree.keys()))):
         rename[f"x{at}"] = name
         fields.append((f"x{at}", msgspec.Raw, ABSENT))
     return msgspec.defstruct("Document", fields, rename=rename, forbid_unknown_fields=strict, gc=False)

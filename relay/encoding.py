@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _EPOCH_ORDINAL = date(2000, 1, 1).toordinal()
 _UNIX_US = 946_684_800_000_000
 _MICROSECOND = timedelta(microseconds=1)
+_EXACTLY = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)
 _PER_UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400_000_000}
 
 ALIASES = {
@@ -56,6 +57,14 @@ ALIASES = {
 }
 # The last instant that a datetime holds in any time zone, about.
 _LAST_MS = 253_370_764_800_000
+TIMESTAMP = re.compile(r"timestamp(\(\d\))? with(out)? time zone")
+# Types of which a cast to a given length cuts without a word: here with any length, so that the target's is enforced.
+ANY_LENGTH = {
+    "character varying": "character varying",
+    "character": "bpchar",
+    "bit varying": "bit varying",
+    "bit": "bit varying",
+}
 TYPE_NAME = re.compile(r"[a-z][a-z0-9_ ]*(\(\d+(,\s*-?\d+)?\))?( with(out)? time zone)?(\[\])?", re.IGNORECASE)
 
 
@@ -93,6 +102,8 @@ class Codec:
     is_raw: bool = False
     # Just its bytes.
     is_text: bool = False
+    # Of values that are the same key to PostgreSQL the same.
+    name: Callable[[Any], str] = str
 
 
 def canonical(type_name: str) -> str:
@@ -103,7 +114,14 @@ def canonical(type_name: str) -> str:
     base, bracket, rest = name.partition("(")
     suffix = "[]" if name.endswith("[]") else ""
     base = base.strip().removesuffix("[]")
-    return ALIASES.get(base, base) + bracket + rest if bracket else ALIASES.get(base, base) + suffix
+    found = ALIASES.get(base, base)
+    if not bracket:
+        return found + suffix
+    if "time zone" in rest:
+        return name
+    kind, zone, which = found.partition(" with")
+    # A time's precision stands inside its name.
+    return f"{kind}({rest.removesuffix('[]')}{zone}{which}{suffix}"
 
 
 def _text(value: str) -> bytes:
@@ -171,6 +189,15 @@ def _numeric(value: Decimal) -> bytes:
     return _text(str(value))
 
 
+def _numeric_name(value: Decimal) -> str:
+    return str(value.normalize(_EXACTLY)) if value else "0"
+
+
+def _time_name(encode: Encode) -> Callable[[Any], str]:
+    """However it is written: the number that PostgreSQL stores."""
+    return lambda value: str(int.from_bytes(encode(value)[4:], "big", signed=True))
+
+
 _PLAIN: dict[str, Codec] = {
     "smallint": Codec(annotation=int, encode=partial(_INT2.pack, 2), staged="smallint"),
     "integer": Codec(annotation=int, encode=partial(_INT4.pack, 4), staged="integer"),
@@ -179,7 +206,7 @@ _PLAIN: dict[str, Codec] = {
     "double precision": Codec(annotation=float, encode=partial(_FLOAT8.pack, 8), staged="double precision"),
     "boolean": Codec(annotation=bool, encode=_bool, staged="boolean"),
     "text": Codec(annotation=str, encode=_text, staged="text", is_text=True),
-    "numeric": Codec(annotation=Decimal, encode=_numeric, staged="text", cast="{0}::numeric"),
+    "numeric": Codec(annotation=Decimal, encode=_numeric, staged="text", cast="{0}::numeric", name=_numeric_name),
     "uuid": Codec(annotation=uuid.UUID, encode=_uuid, staged="uuid"),
     "bytea": Codec(annotation=bytes, encode=_bytea, staged="bytea"),
     "jsonb": Codec(annotation=msgspec.Raw, encode=_jsonb, staged="jsonb", is_raw=True),
@@ -187,19 +214,40 @@ _PLAIN: dict[str, Codec] = {
 }
 
 
-def codec(type_name: str, unit: TimeUnit | None = None) -> Codec:
+def is_timestamp(type_name: str) -> bool:
+    return TIMESTAMP.fullmatch(type_name) is not None
+
+
+def codec(type_name: str, unit: TimeUnit | None = None, base_of_domain: str | None = None) -> Codec:
     """`type_name` as format_type() gives it."""
     base = type_name.partition("(")[0]
     if type_name in _PLAIN:
         return _PLAIN[type_name]
-    if type_name.startswith("timestamp"):
-        return Codec(annotation=datetime | int, encode=_timestamp(unit), staged=type_name)
+    if is_timestamp(type_name):
+        to_time = _timestamp(unit)
+        return Codec(annotation=datetime | int, encode=to_time, staged=type_name, name=_time_name(to_time))
     if type_name == "date":
-        return Codec(annotation=date | int, encode=_date(unit), staged="date")
+        to_date = _date(unit)
+        return Codec(annotation=date | int, encode=to_date, staged="date", name=_time_name(to_date))
     if type_name.endswith("[]"):
-        cast = f"CASE WHEN {{0}} IS NULL THEN NULL ELSE ARRAY(SELECT jsonb_array_elements_text({{0}}))::{type_name} END"
+        to = f"{_cast_to(type_name.removesuffix('[]'))}[]"
+        cast = f"CASE WHEN {{0}} IS NULL THEN NULL ELSE ARRAY(SELECT jsonb_array_elements_text({{0}}))::{to} END"
         return Codec(annotation=msgspec.Raw, encode=_jsonb, staged="jsonb", cast=cast, is_raw=True)
-    if base in {"numeric", "character varying", "character"}:
-        # The length or precision is the target's to enforce: a cast would cut or round without a word.
+    if base == "character":
+        # Its blanks at the end say nothing, also where a key is compared: as text they would.
+        return Codec(annotation=str, encode=_text, staged="bpchar", is_text=True, name=lambda value: value.rstrip(" "))
+    if base in {"numeric", "character varying"}:
+        # The length or precision is the target's to enforce.
         return _PLAIN["numeric" if base == "numeric" else "text"]
-    return Codec(annotation=str | int | float | bool, encode=_any_text, staged="text", cast=f"{{0}}::{type_name}")
+    return Codec(
+        annotation=str | int | float | bool,
+        encode=_any_text,
+        staged="text",
+        cast=f"{{0}}::{_cast_to(type_name, base_of_domain)}",
+    )
+
+
+def _cast_to(type_name: str, base_of_domain: str | None = None) -> str:
+    """For a template: somebody's own type may have any name."""
+    name = ANY_LENGTH.get(base_of_domain or type_name.partition("(")[0], type_name)
+    return name.replace("{", "{{").replace("}", "}}")

@@ -11,7 +11,7 @@ import msgspec
 
 from relay.compiled import Quick, compile_quick, compile_row
 from relay.decoding import decoder, key_decoder, scalar, value_fields
-from relay.encoding import NULL, UNFIT, Codec, codec
+from relay.encoding import NULL, UNFIT, Codec, codec, storable
 from relay.inference import checked_name, fields_of, type_for, wider_type
 from relay.ordering import Ordering
 from relay.types import BadRecordError, Column, From, SchemaChangeError, Target
@@ -165,6 +165,10 @@ class RowMapper:
         """The key's columns in COPY's binary format, to be completed with source, offset and whether it is a delete."""
         encoders = [self._encoders[at] for at in self._key_at]
         return self._key_prefix + b"".join([encode(each) for encode, each in zip(encoders, key, strict=True)])
+
+    def key_name(self, key: Key) -> list[str]:
+        """The same for all that PostgreSQL takes for this key."""
+        return [storable(self._codecs[at].name(each)) for at, each in zip(self._key_at, key, strict=True)]
 
     def _check_key(self, key: Key) -> None:
         if None in key:

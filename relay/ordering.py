@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
+from relay.encoding import is_timestamp
 from relay.types import BadRecordError, RelayError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Ordering:
 
     def __init__(self, column: Column, codec: Codec, at_value: int | None, get: Callable[[Record, Any], Any]) -> None:
         """`at_value`: its place among what is read from the value; None: it comes from elsewhere in the record."""
-        if not (column.type in WHOLE_NUMBERS or column.type.startswith("timestamp")):
+        if not (column.type in WHOLE_NUMBERS or is_timestamp(column.type)):
             raise BadRecordError(
                 f"the ordering column {column.name!r} is {column.type}: take a whole number, a date or a timestamp"
             )

@@ -15,7 +15,6 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, overload
 
-from relay.encoding import storable
 from relay.ordering import version
 from relay.types import BadRecordError, RelayError, SchemaChangeError
 
@@ -380,7 +379,7 @@ def holds_of(unit: Unit, changes: Iterable[tuple[int, RowMapper, int, int, Chang
             yield "record", record.topic, b64encode(record.key).decode()
     for _, mapper, _, _, (key, _, _) in changes:
         if key:
-            yield str(mapper.target.table), *(storable(str(each)) for each in key)
+            yield str(mapper.target.table), *mapper.key_name(key)
 
 
 def rows_of(planner: Planner, record: Record) -> set[Hold]:

@@ -69,7 +69,7 @@ class _Maker:
         self.table = sql.Identifier(target.table.schema, target.table.name)
         self.up = sql.Identifier(f"oncebox_up_{number}")
         self.down = sql.Identifier(f"oncebox_down_{number}")
-        self.codecs = [codec(column.type, column.unit) for column in target.columns]
+        self.codecs = [codec(column.type, column.unit, column.base) for column in target.columns]
         self.names = [sql.Identifier(column.name) for column in target.columns]
         names = [column.name for column in target.columns]
         self.key_at = [names.index(name) for name in target.key]
@@ -178,12 +178,18 @@ class _Maker:
         )
 
     def remember_down(self) -> sql.Composed:
-        text = "SELECT {}, {}, s.s, max(s.o) FROM {} AS s GROUP BY 2, 3 ORDER BY 2"
+        text = "SELECT {}, {}, s.s, max(s.o) FROM {} AS s WHERE {} GROUP BY 2, 3 ORDER BY 2"
         if self.target.ordering is not None:
-            text = "SELECT DISTINCT ON (2, 3) {}, {}, s.s, s.o, s.v FROM {} AS s ORDER BY 2, 3, s.v DESC, s.o DESC"
-        chosen = _raw(text).format(
-            sql.Literal(str(self.target.table)), self.row_key(self._typed(self.down_keys)), self.down
+            text = (
+                "SELECT DISTINCT ON (2, 3) {}, {}, s.s, s.o, s.v FROM {} AS s WHERE {} "
+                "ORDER BY 2, 3, s.v DESC, s.o DESC"
+            )
+        typed = self._typed(self.down_keys)
+        # What its type has to cut is no row's key.
+        is_key = sql.SQL(" AND ").join(
+            sql.SQL("{} = {}").format(key, staged) for key, staged in zip(typed, self.down_keys, strict=True)
         )
+        chosen = _raw(text).format(sql.Literal(str(self.target.table)), self.row_key(typed), self.down, is_key)
         return self.remember(chosen)
 
     def forget(self, staged: sql.Identifier, keys: list[sql.Composable]) -> sql.Composed:

@@ -59,6 +59,8 @@ class Column:
     source: From = "value"
     # What a number means where the type is a time.
     unit: TimeUnit | None = None
+    # Of a domain: the type that it is at last.
+    base: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from spark_jobs.snapshot import DEAD_LETTERS_MAX, REPLAYED_MAX, Snapshot, existi
 from spark_jobs.staging import Staging
 from spark_jobs.swap import Swap
 from spark_jobs.targets import by_table, read_target
+from spark_jobs.values import AS_THE_RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +129,7 @@ class _Backfill:
         the relay itself takes locks, so that none waits for the other in a circle.
         """
         self._connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
-        self._connection.execute("SET LOCAL TIME ZONE 'UTC'")  # a time without a zone is UTC to the relay
+        self._connection.execute(AS_THE_RELAY)
         relation = sql.Identifier(look.table.schema, look.table.table)
         self._connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(relation))
         raise_fence(self._connection, look.cut.relay, OWNER)

@@ -22,7 +22,7 @@ from spark_jobs.errors import ReconcileError
 from spark_jobs.queries import query
 from spark_jobs.records import from_json, row_values
 from spark_jobs.targets import Table, by_table, config_hash, read_target
-from spark_jobs.values import value_sql
+from spark_jobs.values import AS_THE_RELAY, value_sql
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,7 +112,7 @@ def _is_document(document: Any, kind: str, names: Sequence[str]) -> bool:
 
 
 def _prepared(connection: Connection, relay: str, wanted_hash: str) -> dict[str, Table]:
-    connection.execute("SET LOCAL TIME ZONE 'UTC'")  # a time without a zone is UTC to the relay
+    connection.execute(AS_THE_RELAY)
     tables = _tables(connection, relay, wanted_hash)
     raise_fence(connection, relay, OWNER)
     return tables

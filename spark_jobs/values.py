@@ -15,6 +15,13 @@ from spark_jobs.records import value_text
 if TYPE_CHECKING:
     from spark_jobs.columns import Column
 
+# To be run first in a transaction that writes what the relay would: so its own sessions read and print values (a time
+# without a zone is UTC), also the keys in oncebox.tombstone.
+AS_THE_RELAY = (
+    "SET LOCAL TimeZone = 'UTC'; SET LOCAL DateStyle = 'ISO'; SET LOCAL IntervalStyle = 'postgres'; "
+    "SET LOCAL bytea_output = 'hex'; SET LOCAL extra_float_digits = 1"
+)
+
 
 def value_sql(column: Column, value: Any) -> sql.Composable:
     """The value as the relay would write it, converted by PostgreSQL. The session's time zone has to be UTC."""

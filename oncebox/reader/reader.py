@@ -440,7 +440,7 @@ class TransactionReader:
         elif self._paused or total > self._buffer_bytes:
             # What is held already may have become needed: a commit has come since.
             is_full = total > self._buffer_bytes
-            ahead = {where for where, size in buffered.items() if is_full and size > total / len(buffered)}
+            ahead = {where for where, size in buffered.items() if is_full and size >= total / len(buffered)}
             await self._hold(ahead, self._exactly().needed())
 
     def _is_at_end(self) -> bool:

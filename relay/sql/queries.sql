@@ -17,7 +17,14 @@ ALTER TABLE oncebox.tombstone ADD COLUMN ordering bigint;
 ALTER TABLE oncebox.feed_position ADD COLUMN topics text[];
 
 -- name: describe_table
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity <> '' OR a.attgenerated <> ''
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity <> '' OR a.attgenerated <> '',
+       -- Of a domain: what it is at last, without a length.
+       (WITH RECURSIVE base AS (
+            SELECT t.typbasetype AS id FROM pg_type t WHERE t.oid = a.atttypid AND t.typtype = 'd'
+            UNION ALL
+            SELECT t.typbasetype FROM base JOIN pg_type t ON t.oid = base.id WHERE t.typtype = 'd'
+        )
+        SELECT format_type(t.oid, NULL) FROM base JOIN pg_type t ON t.oid = base.id WHERE t.typtype <> 'd')
 FROM pg_attribute a
 WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum;

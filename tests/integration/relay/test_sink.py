@@ -93,6 +93,101 @@ def test_text_is_what_it_was_whatever_encoding_the_environment_asks_for(
     ]
 
 
+def test_the_sessions_settings_change_neither_rows_nor_what_is_remembered_of_deletes(
+    bench: MakeBench, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ddl = f"CREATE TABLE orders (at timestamptz, id bytea, state text, span tstzrange, {GUARD}, PRIMARY KEY (at, id))"
+    section = {"topic": "orders", "table": "orders", "key": ["at", "id"]}
+    key = b'{"at": "2026-01-02T12:00:00Z", "id": "/wA="}'
+    monkeypatch.setenv("PGOPTIONS", "-c timezone=Asia/Tokyo -c bytea_output=escape")
+    before = bench(ddl, [section])
+    before.apply(record(1, None, key=key))
+    # Another process, elsewhere, reads again.
+    monkeypatch.setenv("PGOPTIONS", "-c timezone=America/New_York -c bytea_output=hex")
+    after = bench("SELECT", [section])
+    after.high[after.sources["orders", 0]] = 2
+    value = key[:-1] + b', "span": "[2026-01-02 00:00,)"}'
+    after.apply(record(0, value))
+    assert after.rows("SELECT * FROM orders") == [], "not resurrected"
+    after.apply(record(2, value))
+    with psycopg.connect(database, options="-c timezone=UTC") as connection:
+        found = connection.execute("SELECT span::text FROM orders").fetchall()
+    assert found == [('["2026-01-02 00:00:00+00",)',)]
+
+
+@pytest.mark.parametrize("records", [1, 2])  # the first is copied straight in, the second is staged
+def test_arrays_of_times_are_arrays(bench: MakeBench, records: int) -> None:
+    made = bench(
+        f"CREATE TABLE orders (id bigint PRIMARY KEY, at timestamp(3)[], zoned timestamptz[], days date[], {GUARD})",
+        [ORDERS_SECTION],
+    )
+    value = (
+        b'{"id": 1, "at": ["2026-01-02T03:04:05.678", null], "zoned": ["2026-01-02T03:04:05+01:00"], '
+        b'"days": ["2026-01-02"]}'
+    )
+    for at in range(records):
+        made.apply(record(at, value))
+    assert made.rows("SELECT at::text, zoned::text, days::text FROM orders") == [
+        ('{"2026-01-02 03:04:05.678",NULL}', '{"2026-01-02 02:04:05+00"}', "{2026-01-02}")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of_type", "fits", "too_long"),
+    [
+        ("varchar(3)[]", '["abc"]', '["abc", "abcd"]'),
+        ("char(3)[]", '["abc"]', '["abcd"]'),
+        ("bit(3)[]", '["101"]', '["1011"]'),
+        ("bit(3)", '"101"', '"1011"'),
+        ("bit varying(3)", '"101"', '"1011"'),
+        ("code", '"abc"', '"abcd"'),
+        ("upper_code", '"ABC"', '"ABCD"'),
+        ("upper_code", '"ABC"', '"abc"'),
+    ],
+)
+def test_what_is_too_long_is_an_error_and_not_cut(bench: MakeBench, of_type: str, fits: str, too_long: str) -> None:
+    domains = "CREATE DOMAIN code AS varchar(3); CREATE DOMAIN upper_code AS code CHECK (VALUE = upper(VALUE));"
+    made = bench(f"{domains} CREATE TABLE orders (id bigint PRIMARY KEY, v {of_type}, {GUARD})", [ORDERS_SECTION])
+    made.apply(record(0, f'{{"id": 1, "v": {fits}}}'.encode()))
+    assert made.rows("SELECT to_jsonb(v)::text FROM orders") == [(fits,)]
+    with pytest.raises(StopError, match="orders partition 0 offset 1"):
+        made.apply(record(1, f'{{"id": 2, "v": {too_long}}}'.encode()))
+
+
+def test_a_type_may_have_any_name(bench: MakeBench) -> None:
+    ddl = f"""CREATE TYPE "o{{0}}d}}d" AS ENUM ('a');
+        CREATE DOMAIN timestamp_ms AS bigint;
+        CREATE TABLE orders (
+            id bigint PRIMARY KEY, state "o{{0}}d}}d", all_of_it "o{{0}}d}}d"[], at timestamp_ms, {GUARD})"""
+    made = bench(ddl, [ORDERS_SECTION])
+    made.apply(record(0, b'{"id": 1, "state": "a", "all_of_it": ["a"], "at": 1700000000000}'))
+    assert made.rows("SELECT state, all_of_it::text, at FROM orders") == [("a", "{a}", 1_700_000_000_000)]
+
+
+def test_a_padded_key_is_the_key_without_its_blanks(bench: MakeBench) -> None:
+    made = bench(f"CREATE TABLE orders (id char(3) PRIMARY KEY, state text, {GUARD})", [ORDERS_SECTION])
+    for at in range(2):  # the first is copied straight in, the second is staged
+        made.apply(record(2 * at, b'{"id": "ab", "state": "x"}'), record(2 * at + 1, b'{"id": "abc", "state": "x"}'))
+    made.apply(record(4, b'{"id": "ab ", "state": "y"}'))
+    assert state(made) == [("ab ", "y"), ("abc", "x")]
+    made.apply(record(5, None, key=b"ab "), record(6, None, key=b"abcd"))
+    assert state(made) == [("abc", "x")]
+    made.apply(record(4, b'{"id": "ab", "state": "y"}'))
+    assert state(made) == [("abc", "x")], "not resurrected"
+    with pytest.raises(StopError, match="too long"):
+        made.apply(record(7, b'{"id": "abcd", "state": "z"}'))
+
+
+@pytest.mark.parametrize("of_type", ["varchar(3)", "char(3)"])
+def test_a_delete_of_what_can_be_no_key_is_not_remembered_as_that_of_another_row(
+    bench: MakeBench, of_type: str
+) -> None:
+    made = bench(f"CREATE TABLE orders (id {of_type} PRIMARY KEY, state text, {GUARD})", [ORDERS_SECTION])
+    made.apply(record(6, None, key=b"abcd"), record(7, None, key=b"xy"))
+    made.apply(record(4, b'{"id": "abc", "state": "x"}'), record(5, b'{"id": "xy", "state": "x"}'))
+    assert state(made) == [("abc", "x")]
+
+
 def test_of_several_records_of_one_row_the_last_is_written(bench: MakeBench) -> None:
     made = bench(ORDERS, [ORDERS_SECTION])
     made.apply(
@@ -414,6 +509,20 @@ def test_a_bad_record_stops_is_parked_or_is_skipped(bench: MakeBench, name: str)
     assert state(skipping) == [(1, "after"), (2, "after")]
     assert skipping.rows("SELECT record_offset FROM oncebox.dead_letter WHERE state = 'skipped'") == [(10,)]
     skipping.connection.close()
+
+
+@pytest.mark.parametrize(
+    "refuse", ["RAISE EXCEPTION 'never' USING ERRCODE = 'APP01'", "CASE NEW.state WHEN 'other' THEN NULL; END CASE"]
+)
+def test_what_a_trigger_refuses_in_its_own_way_is_a_bad_record(bench: MakeBench, refuse: str) -> None:
+    ddl = f"""{ORDERS};
+        CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN IF NEW.state = 'never' THEN {refuse}; END IF; RETURN NEW; END $$;
+        CREATE TRIGGER look BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION look()"""
+    made = bench(ddl, [ORDERS_SECTION], on_error="park")
+    made.apply(record(0, b'{"id": 1, "state": "x"}'), record(1, b'{"id": 2, "state": "never"}'))
+    assert state(made) == [(1, "x")]
+    assert made.rows("SELECT record_offset, state FROM oncebox.dead_letter") == [(1, "parked")]
 
 
 POISON = {

@@ -138,6 +138,28 @@ def test_the_check_says_what_is_left_out(kafka: LocalKafka, new_topic: TopicFact
     assert 'ok      "public"."made": `columns` says what is taken, so that auto_evolve adds nothing' in checked.stdout
 
 
+@pytest.mark.parametrize("mode", ["partition", "transaction"])
+def test_the_check_blames_no_sample_for_a_row_that_is_still_to_come(
+    kafka: LocalKafka, shared_coordinator: Coordinators, new_topic: TopicFactory, relays: Relays, mode: str
+) -> None:
+    orders, items = new_topic(), new_topic()
+    send(kafka, items, {"id": 1, "order_id": 7}, {"id": 2, "order_id": None})
+    relays.run(
+        f"CREATE TABLE orders (id bigint PRIMARY KEY, {GUARD});"
+        f"CREATE TABLE items (id bigint PRIMARY KEY, order_id bigint REFERENCES orders, {GUARD})"
+    )
+    tables = [{"topic": orders, "table": "orders", "key": ["id"]}, {"topic": items, "table": "items", "key": ["id"]}]
+    relays.configure(tables, mode=mode, feed_topic=shared_coordinator.feed_topic)
+    checked = command(relays, "check")
+    if mode == "partition":  # nothing orders two topics there
+        assert "items_order_id_fkey" in checked.stdout
+        assert checked.returncode
+        return
+    assert "ok      1 sample records refer to rows that are not there" in checked.stdout
+    assert "ok      1 sample records fit" in checked.stdout
+    assert checked.returncode == 0
+
+
 def test_a_key_that_is_deferrable_is_refused(kafka: LocalKafka, new_topic: TopicFactory, relays: Relays) -> None:
     topic = new_topic()
     send(kafka, topic, {"id": 1})

@@ -175,6 +175,44 @@ async def test_it_reads_a_new_partition_that_is_waited_for_while_nothing_is_take
         await reader._wire.close()
 
 
+@pytest.mark.parametrize("partitions", [[A], [A, B]])
+async def test_it_waits_for_the_feed_where_no_partition_is_ahead_of_the_others(partitions: list[TopicPartition]):
+    reader = read_transactions([TOPIC], "localhost:9092", buffer_bytes=10_000)
+    start = PartitionPosition(next_offset=0)
+    reader._assembly = assembly = Assembly(dict.fromkeys(partitions, start), {0: 0}, {TOPIC: IDS[TOPIC].hex()})
+    consumer: Any = StubConsumer([], unassigned=partitions)
+    reader._records = consumer
+    for where in partitions:
+        assembly.records(where, [record(offset, where) for offset in range(60)])
+    reader._advance()
+    reader._room.set()  # as it is opened: nothing has been given out
+    reading = asyncio.create_task(reader._read_records())
+    try:
+        async with asyncio.timeout(10):
+            while consumer.paused != set(partitions):  # noqa: ASYNC110 - the stub has no event for it
+                await asyncio.sleep(0.01)
+        # The first commit that the feed tells goes further than what has been read.
+        consumer.left = [Message(A, 60)]
+        consumer.unassigned.clear()
+        assembly.manifest(0, 0, manifest(1, (0, 61), transactional_id="first"))
+        if B in partitions:
+            assembly.manifest(0, 1, manifest(1, (0, 60), partition=1, transactional_id="second"))
+        assembly.feed_position(0, 2)
+        reader._advance()
+        left = set(partitions)
+        async with asyncio.timeout(10):
+            while left:
+                await reader.wait(1)
+                left.difference_update(*(each.records for each in reader.take(records_max=1_000, bytes_max=1_000_000)))
+            # And everywhere, once there is room.
+            while consumer.paused:  # noqa: ASYNC110 - the stub has no event for it
+                await asyncio.sleep(0.01)
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+        await reader._wire.close()
+
+
 async def test_what_was_handed_out_is_not_kept():
     reader = read_transactions([TOPIC], "localhost:9092")
     reader._assembly = assembly = Assembly({A: PartitionPosition(next_offset=0)}, {0: 0}, {TOPIC: IDS[TOPIC].hex()})

@@ -10,9 +10,11 @@ from psycopg.pq import TransactionStatus
 
 from oncebox.reader import Record
 from oncebox.wire import TopicPartition
+from relay.mapping import RowMapper
 from relay.plan import Planner, StopError, Unit, make_plan
 from relay.sink import Sink
 from relay.status import Status
+from relay.types import Column, TableName, Target
 from relay.writer import Prepared, Writer
 from tests.unit.relay.test_order import PLANNER
 
@@ -124,3 +126,34 @@ def test_what_is_skipped_needs_no_room():
     skipped = [letter._replace(state="skipped") for letter in make_plan(PARKING, [transaction(3)], frozenset()).letters]
     sink(connection, letters_max=10).write_letters(PARKING, skipped)
     assert len(connection.inserted) == 3
+
+
+@pytest.mark.parametrize(
+    ("of_type", "one", "same", "another"),
+    [
+        ("numeric", "1.50", "1.5", "1.51"),
+        ("numeric", "100", "1e2", "10"),
+        ("numeric", "-0.0", "0", "1"),
+        ("numeric", "1" + "0" * 40 + "1", "1" + "0" * 40 + "1.0", "1" + "0" * 40 + "2"),
+        ("timestamp with time zone", '"2026-01-02T00:00:00Z"', '"2026-01-02T01:00:00+01:00"', '"2026-01-02T01:00:00Z"'),
+        ("timestamp without time zone", '"2026-01-02T00:00:00"', '"2026-01-02T00:00:00Z"', '"2026-01-03T00:00:00"'),
+        ("character(3)", '"a"', '"a "', '" a"'),
+    ],
+)
+def test_a_row_is_held_however_its_key_is_written(of_type: str, one: str, same: str, another: str) -> None:
+    target = Target(
+        topic="t",
+        table=TableName(schema="public", name="rows"),
+        format="json",
+        insert_mode="upsert",
+        columns=(Column(name="id", type=of_type, path=("id",)),),
+        key=("id",),
+    )
+    planner = Planner(mappers={"t": [(0, RowMapper(target))]}, sources={("t", 0): 1}, high_offsets={}, on_error="park")
+
+    def unit(offset: int, key: str) -> Unit:
+        return Unit([Record("t", 0, offset, 0, None, f'{{"id": {key}}}'.encode(), ())])
+
+    parked = make_plan(planner, [unit(0, one)], frozenset(), refused=["a constraint"])
+    later = make_plan(planner, [unit(1, same), unit(2, another)], parked.holds)
+    assert [(letter.record.offset, letter.state) for letter in later.letters] == [(1, "held")]

@@ -164,9 +164,24 @@ def test_type_names_are_names() -> None:
     assert canonical("timestamptz") == "timestamp with time zone"
     assert canonical("text[]") == "text[]"
     assert canonical("numeric(10, 2)") == "numeric(10, 2)"
+    assert canonical("varchar(20)[]") == "character varying(20)[]"
+    assert canonical("timestamptz(3)") == "timestamp(3) with time zone"
+    assert canonical("timestamp(3)[]") == "timestamp(3) without time zone[]"
+    assert canonical("timestamp(0) with time zone") == "timestamp(0) with time zone"
+    assert canonical("time (3)") == "time(3) without time zone"
     for hostile in ("text; DROP TABLE x", "text)", 'a"b', "", "int -- x"):
         with pytest.raises(UnfitError):
             canonical(hostile)
+
+
+def test_a_field_that_cannot_be_read_is_excluded() -> None:
+    for name in ('a"b', "c\\d", "e\nf"):
+        more = replace(TARGET, columns=(*TARGET.columns, Column(name=name, type="text", path=(name,))))
+        with pytest.raises(BadRecordError, match="exclude it"):
+            RowMapper(more)
+        assert (
+            RowMapper(replace(TARGET, exclude=frozenset({name, "other"})))(record(b'{"id": 1, "other": 2}')) is not None
+        )
 
 
 def test_what_a_table_has_to_grow_by() -> None:
