@@ -1,0 +1,58 @@
+"""Who is asked for leaders: not first the broker that may have lost touch with the others."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oncebox.wire import ErrorCode, KafkaSettings, OutcomeUnknownError, TopicPartition, TxnMarker, Wire, requests
+
+LOG = TopicPartition("log", 0)
+MARKER = TxnMarker(producer_id=1, producer_epoch=1, committed=True, partitions=(LOG,), coordinator_epoch=0)
+CUT_OFF, NEW_LEADER = 1, 2
+
+
+class Cluster:
+    """Broker 1 takes itself for the leader still and answers nothing but metadata; the others know better."""
+
+    def __init__(self) -> None:
+        self.brokers: Any = {1: None, 2: None, 3: None}
+
+    async def ask_address(self, *_: Any) -> Any:
+        raise OutcomeUnknownError("nowhere")
+
+    async def send(self, node_id: int, _lane: str, call: requests.Call, _timeout_ms: int) -> Any:
+        if call.prepare(dict.fromkeys([3, 27], (0, 99)))[0].api_key != 3:
+            raise OutcomeUnknownError("no answer")
+        leader = CUT_OFF if node_id == CUT_OFF else NEW_LEADER
+        partition = (0, 0, leader, 5, [1, 2, 3], [1, 2, 3], [], {})
+        return SimpleNamespace(
+            cluster_id="c",
+            controller_id=3,
+            brokers=[(each, "host", 1, None, {}) for each in (1, 2, 3)],
+            topics=[(ErrorCode.NONE, "log", None, False, [partition], 0, {})],
+        )
+
+
+@pytest.fixture
+async def wire() -> Wire:
+    wire = Wire(KafkaSettings(bootstrap_servers="nowhere:1"))
+    cluster: Any = Cluster()
+    wire._connections = cluster
+    wire._responsive_id = CUT_OFF
+    await wire.metadata(["log"], timeout_ms=1_000)
+    assert wire.leader_id(LOG) == CUT_OFF
+    return wire
+
+
+async def test_a_broker_in_doubt_is_asked_last(wire: Wire) -> None:
+    wire.doubt(CUT_OFF)
+    await wire.metadata(["log"], timeout_ms=1_000)
+    assert wire.leader_id(LOG) == NEW_LEADER
+
+
+async def test_one_that_does_not_answer_a_marker_is_in_doubt(wire: Wire) -> None:
+    with pytest.raises(OutcomeUnknownError):
+        await wire.write_txn_markers(CUT_OFF, [MARKER], timeout_ms=1_000)
+    await wire.metadata(["log"], timeout_ms=1_000)
+    assert wire.leader_id(LOG) == NEW_LEADER
