@@ -204,7 +204,12 @@ class Wire:
     ) -> ProducerIdentity:
         """A producer id that is new in the cluster, from any broker unless one is named."""
         call = requests.init_producer_id_call()
-        return requests.read_init_producer_id(await self._connections.send(self._any(node_id), lane, call, timeout_ms))
+        asked_id = self._any(node_id)
+        identity = requests.read_init_producer_id(await self._connections.send(asked_id, lane, call, timeout_ms))
+        if identity.error:
+            # It may have none left, and no way to the controller that gives out more.
+            self.doubt(asked_id)
+        return identity
 
     async def list_offsets(
         self,
@@ -265,8 +270,9 @@ class Wire:
     def _any(self, node_id: int | None) -> int:
         if node_id is not None:
             return node_id
-        if self._responsive_id is not None:
+        if self._responsive_id is not None and self._responsive_id != self._doubted_id:
             return self._responsive_id
         if not self.brokers:
             raise OutcomeUnknownError("no broker is known: ask for metadata first; nothing was sent")
-        return random.choice(sorted(self.brokers))  # noqa: S311
+        others = sorted(self.brokers.keys() - {self._doubted_id})
+        return random.choice(others or sorted(self.brokers))  # noqa: S311
