@@ -101,6 +101,9 @@ class KafkaStore:
             await lane.refresh([where])
             raise UnknownOutcomeError(error.name)
         if error.retriable:
+            if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                # Or whoever named it has lost touch with the others.
+                self._wire.doubt()
             await self._find_leader(where)
             raise UnavailableError(error.name)
         raise RuntimeError(f"{where.topic}:{where.partition} cannot be written: the broker answers {error.name}")

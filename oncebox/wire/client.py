@@ -88,9 +88,11 @@ class Wire:
         """As of the last `metadata` that covered the topic: the brokers that have it, in order to lead it or not."""
         return self._replicas.get(partition.topic, {}).get(partition.partition, ())
 
-    def doubt(self, node_id: int) -> None:
-        """This broker may have lost touch with the others, and take itself for a leader: `metadata` asks it last."""
-        self._doubted_id = node_id
+    def doubt(self, node_id: int | None = None) -> None:
+        """This broker may have lost touch with the others, and take itself for a leader: `metadata` asks it last. None:
+        the one that last said who leads what.
+        """
+        self._doubted_id = self._responsive_id if node_id is None else node_id
 
     async def metadata(
         self, topics: Collection[str] | None, *, timeout_ms: int = DEFAULT_TIMEOUT_MS

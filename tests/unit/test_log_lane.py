@@ -79,9 +79,12 @@ async def test_who_waits_is_told_when_the_lane_is_closed(moment: str):
 
 
 class CutOff:
-    """A broker that leads no longer and has not heard of it: it waits for replicas that follow another one by now."""
+    """Who is said to lead leads no longer: it has not heard of it, and waits for replicas that follow another by now;
+    or it has, and whoever says so has not.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, says: ErrorCode) -> None:
+        self._says = says
         self.leader = 1
         self.doubted: list[int] = []
         self.asked: list[int] = []
@@ -89,7 +92,8 @@ class CutOff:
     def leader_id(self, _where: TopicPartition) -> int:
         return self.leader
 
-    def doubt(self, node_id: int) -> None:
+    def doubt(self, node_id: int = 1) -> None:
+        """By default the one that last said who leads: itself."""
         self.doubted.append(node_id)
 
     async def metadata(self, *_: Any, **__: Any) -> None:
@@ -98,12 +102,13 @@ class CutOff:
 
     async def produce(self, node_id: int, batches: Mapping[TopicPartition, bytes], **_: Any) -> Any:
         self.asked.append(node_id)
-        error = ErrorCode.REQUEST_TIMED_OUT if node_id == 1 else ErrorCode.NONE
+        error = self._says if node_id == 1 else ErrorCode.NONE
         return {where: Appended(error, 7, -1, 0, None) for where in batches}
 
 
-async def test_a_leader_that_only_says_that_time_was_up_is_looked_up_anew() -> None:
-    wire: Any = CutOff()
+@pytest.mark.parametrize("says", [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_LEADER_OR_FOLLOWER])
+async def test_another_broker_is_asked_where_the_one_that_is_said_to_lead_does_not(says: ErrorCode) -> None:
+    wire: Any = CutOff(says)
     store = KafkaStore(wire, KafkaSettings(bootstrap_servers="nowhere:1"), log_topic="log", feed_topic="feed")
     appender = Appender(store, Kind.LOG, 0, writer_of(0, 0, 1), 1)
     async with asyncio.timeout(10):

@@ -30,7 +30,7 @@ class Cluster:
         if api_key == WRITE_TXN_MARKERS:
             raise OutcomeUnknownError("no answer")
         leader = CUT_OFF if node_id == CUT_OFF else NEW_LEADER
-        partition = (0, 0, leader, 5, [1, 2, 3], [1, 2, 3], [], {})
+        partition: Any = (0, 0, leader, 5, [1, 2, 3], [1, 2, 3], [], {})
         return SimpleNamespace(
             cluster_id="c",
             controller_id=3,
@@ -52,6 +52,12 @@ async def wire() -> Wire:
 
 async def test_a_broker_in_doubt_is_asked_last(wire: Wire) -> None:
     wire.doubt(CUT_OFF)
+    await wire.metadata(["log"], timeout_ms=1_000)
+    assert wire.leader_id(LOG) == NEW_LEADER
+
+
+async def test_whoever_named_a_wrong_leader_is_asked_last(wire: Wire) -> None:
+    wire.doubt()
     await wire.metadata(["log"], timeout_ms=1_000)
     assert wire.leader_id(LOG) == NEW_LEADER
 
