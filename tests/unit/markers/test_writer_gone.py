@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from coordinator.core.records import TopicPartition as CorePartition
-from oncebox.wire import ClusterMetadata, ErrorCode, OutcomeUnknownError, TopicPartition
+from oncebox.wire import ClusterMetadata, ErrorCode, OutcomeUnknownError, TopicMetadata, TopicPartition
 from tests.unit.markers.brokers import (
     MemoryBrokers,
     Told,
@@ -164,8 +164,13 @@ class TestNamesake:
         owed = debt(1, [A], topic_id=self.OLD, is_old=True, commit=False)
         assert self.markers(owed, fails_first=True) == [(1, 1, False)]
 
-    def test_what_was_heard_of_the_topic_before_is_not_believed(self, monkeypatch: pytest.MonkeyPatch):
-        """The topic is created again, written to, and no broker says which one it is while the commit is retried."""
+    @pytest.mark.parametrize("answers_at_all", [True, False])
+    def test_what_was_heard_of_the_topic_before_is_not_believed(
+        self, monkeypatch: pytest.MonkeyPatch, answers_at_all: bool
+    ):
+        """The topic is created again, written to, and no broker says which one it is while the commit is retried: none
+        answers, or one that does not know it yet (and who leads it is known all the same: others asked another broker).
+        """
 
         async def main() -> None:
             brokers, told = MemoryBrokers(topic_ids={"a": self.OLD}), Told()
@@ -182,7 +187,14 @@ class TestNamesake:
 
                 async def metadata(topics: Collection[str] | None, *, timeout_ms: int) -> ClusterMetadata:
                     if next(fails, False):
-                        raise OutcomeUnknownError("no broker answered")
+                        if not answers_at_all:
+                            raise OutcomeUnknownError("no broker answered")
+                        unknown = TopicMetadata(
+                            error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic_id=None, is_internal=False, partitions={}
+                        )
+                        return ClusterMetadata(
+                            cluster_id=None, controller_id=None, brokers={}, topics=dict.fromkeys(topics or (), unknown)
+                        )
                     return await answers(topics, timeout_ms=timeout_ms)
 
                 monkeypatch.setattr(brokers, "metadata", metadata)
