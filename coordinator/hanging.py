@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 NATIVE_LOG = "__transaction_state"
 EPOCH_TOP = 32_767
 PARTITIONS_PER_REQUEST = 500
+# Asked of an instance at a time: what it knows of so many fits into an answer, however long the names of its ids are.
+PRODUCER_IDS_PER_REQUEST = 5_000
 ASK_TIMEOUT_S = 10.0
 # Where it has to look through all its ids.
 ASK_LONG_TIMEOUT_S = 120.0
@@ -55,21 +57,20 @@ LANE = "hanging"
 
 # Topic, partition, producer id, epoch, first offset.
 Key = tuple[str, int, int, int, int]
-# All open transactions that the instance at this address knows, and which of these producer ids are, or were, its.
-ListOpen = Callable[[str, Sequence[int]], Awaitable[peer_pb2.ListOpenResponse]]
+# What the instance at this address knows.
+ListOpen = Callable[[str, peer_pb2.ListOpenRequest], Awaitable[peer_pb2.ListOpenResponse]]
 # The manifests in the whole feed of these (producer id, epoch).
 FindManifests = Callable[[frozenset[tuple[int, int]]], Awaitable[Sequence[manifest_pb2.Manifest]]]
 
 
 async def ask_peer(
-    open_channel: Callable[[str], grpc.aio.Channel], address: str, producer_ids: Sequence[int]
+    open_channel: Callable[[str], grpc.aio.Channel], address: str, request: peer_pb2.ListOpenRequest
 ) -> peer_pb2.ListOpenResponse:
     from oncebox.v1.peer_pb2_grpc import PeersStub
 
     async with open_channel(address) as channel:
         stub = PeersStub(channel)
-        request = peer_pb2.ListOpenRequest(producer_ids=producer_ids)
-        timeout_s = ASK_LONG_TIMEOUT_S if producer_ids else ASK_TIMEOUT_S
+        timeout_s = ASK_LONG_TIMEOUT_S if request.producer_ids else ASK_TIMEOUT_S
         response: peer_pb2.ListOpenResponse = await stub.ListOpen(request, timeout=timeout_s)
         return response
 
@@ -179,7 +180,7 @@ class Hanging:
         unsure = [entry for entry in hanging if entry.may_end and entry.ends_as is not Result.COMMITTED]
         if not unsure:
             return hanging
-        answers, missing = await self._ask_all(sorted({entry.producer_id for entry in unsure}))
+        answers, missing = await self._ask_all(sorted({entry.producer_id for entry in unsure}), whether_held=True)
         if missing:
             # The next sweep asks again.
             return [entry for entry in hanging if entry not in unsure]
@@ -230,16 +231,29 @@ class Hanging:
         producer_ids = sorted({entry.producer.producer_id for entry in seen})
         if not producer_ids:
             return Known(ours={}, native={}, sees_all_native=True, missing=())
-        answers, missing = await self._ask_all()
+        answers, missing = await self._ask_all(producer_ids)
         ours = {(entry.producer_id, entry.epoch): entry for answer in answers for entry in answer.open}
         native, sees_all = await self._native(producer_ids, missing)
         return Known(ours=ours, native=native, sees_all_native=sees_all, missing=tuple(missing))
 
-    async def _ask_all(self, producer_ids: Sequence[int] = ()) -> tuple[list[peer_pb2.ListOpenResponse], list[str]]:
-        """What all instances answer, and which log partitions nobody speaks for."""
+    async def _ask_all(
+        self, producer_ids: Sequence[int], *, whether_held: bool = False
+    ) -> tuple[list[peer_pb2.ListOpenResponse], list[str]]:
+        """What all instances answer of these, and which log partitions nobody speaks for."""
+        heard: list[peer_pb2.ListOpenResponse] = []
+        missing: set[int] = set()
+        for start in range(0, len(producer_ids), PRODUCER_IDS_PER_REQUEST):
+            some = producer_ids[start : start + PRODUCER_IDS_PER_REQUEST]
+            request = peer_pb2.ListOpenRequest(open_of=some, producer_ids=some if whether_held else ())
+            answers, unanswered = await self._ask_each(request)
+            heard += answers
+            missing |= unanswered
+        return heard, [f"log partition {partition}" for partition in sorted(missing)]
+
+    async def _ask_each(self, request: peer_pb2.ListOpenRequest) -> tuple[list[peer_pb2.ListOpenResponse], set[int]]:
         leaders = {led.log_partition: led.address for led in self._calls.leaders()}
         addresses = sorted(set(leaders.values()))
-        asking = (self._list_open(address, producer_ids) for address in addresses)
+        asking = (self._list_open(address, request) for address in addresses)
         heard: list[peer_pb2.ListOpenResponse] = []
         unanswered = set(range(self._calls.partition_count))
         for address, answer in zip(addresses, await asyncio.gather(*asking, return_exceptions=True), strict=True):
@@ -249,7 +263,7 @@ class Hanging:
             # One that has lost a partition may not have noticed: it does not speak for the one that leads it now.
             unanswered -= {partition for partition in answer.log_partitions if leaders.get(partition) == address}
             heard.append(answer)
-        return heard, [f"log partition {partition}" for partition in sorted(unanswered)]
+        return heard, unanswered
 
     async def _native(self, producer_ids: Sequence[int], missing: list[str]) -> tuple[dict[int, str], bool]:
         cluster = await self._wire.metadata([NATIVE_LOG])

@@ -82,11 +82,12 @@ class PeerServicer(peer_pb2_grpc.PeersServicer):
         del context
         response = peer_pb2.ListOpenResponse()
         wanted = frozenset(request.producer_ids)
+        open_of = frozenset(request.open_of)
         for shard in list(self._shards()):
             # Asked of the log itself: a deposed leader must not speak for a partition it has lost.
             if shard.state is ShardState.SERVING and await shard.confirm():
                 response.log_partitions.append(shard.partition)
-                response.open.extend(open_producers(shard))
+                response.open.extend(open_producers(shard, open_of))
                 response.held.extend(sorted(await held_producer_ids(shard.ids, wanted)))
         return response
 
@@ -112,7 +113,8 @@ async def held_producer_ids(ids: PartitionState, wanted: frozenset[int]) -> set[
     return held
 
 
-def open_producers(shard: Shard) -> list[peer_pb2.OpenProducer]:
+def open_producers(shard: Shard, producer_ids: frozenset[int] = frozenset()) -> list[peer_pb2.OpenProducer]:
+    """Of these, or, where none are named, of all."""
     return [
         peer_pb2.OpenProducer(
             transactional_id=state.transactional_id,
@@ -123,6 +125,7 @@ def open_producers(shard: Shard) -> list[peer_pb2.OpenProducer]:
         for state in shard.ids.active.values()
         for transaction in state.transactions
         if transaction.state is not TransactionState.DEAD
+        and (not producer_ids or transaction.grant.producer_id in producer_ids)
     ]
 
 

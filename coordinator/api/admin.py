@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 TOPICS_MAX = 1_000
 # So many ids are looked at in one go; then those who commit have their turn.
 TURN_IDS = 50
+# A page ends behind the id with which it gets this long: gRPC refuses what is too large for it (limits.message_bytes),
+# and what is listed may hold many partitions, or metadata.
+PAGE_BYTES = 256 * 1024
 
 Response = TypeVar("Response", pb.AbortResponse, pb.ForceFenceResponse)
 
@@ -51,14 +54,16 @@ class AdminService(AdminServicer):
         except RequestRefusedError as error:
             await abort(context, error.refused)
         response = pb.ListResponse()
-        after = request.page_token
+        after, size = request.page_token, 0
         for seen in range(0, query.ids_max, TURN_IDS):
             ids_max = min(TURN_IDS, query.ids_max - seen)
             states = list(self._calls.page(request.prefix, after, ids_max))
             for state in states:
                 log_partition = self._calls.partition_of(state.transactional_id)
-                response.transactions.extend(listing.summaries(state, query, log_partition, self._now_ms()))
-                if len(response.transactions) >= query.page_size:
+                for summary in listing.summaries(state, query, log_partition, self._now_ms()):
+                    response.transactions.append(summary)
+                    size += summary.ByteSize()
+                if len(response.transactions) >= query.page_size or size >= PAGE_BYTES:
                     response.next_page_token = state.transactional_id
                     return response
             if len(states) < ids_max:

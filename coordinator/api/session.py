@@ -31,6 +31,9 @@ NAMES = {name: "".join(part.title() for part in name.split("_")) for name in MET
 LISTENED_MAX = 1_000
 # Answers that a client leaves unread before no more of its requests are read.
 UNREAD_MAX = 1_000
+# Answers share a message up to this size: gRPC ends a stream, with all that is under way on it, for one that is too
+# large for it (limits.message_bytes), and what is smaller gains nothing.
+MESSAGE_BYTES = 256 * 1024
 
 
 async def serve_session(
@@ -207,14 +210,24 @@ class _Session:
             while self._ready:
                 # One more round of the loop: a message costs more than the answers in it.
                 await asyncio.sleep(0)
-                ready, self._ready = self._ready, []
-                await self._context.write(pb.SessionResponses(responses=ready))
+                await self._context.write(pb.SessionResponses(responses=self._take()))
         except grpc.aio.BaseError:
             # The client is gone; the reader hears of it too, and ends the session.
             self._ready.clear()
         finally:
             self._is_writing = False
             self._all_written.set()
+
+    def _take(self) -> list[pb.SessionResponse]:
+        """What goes into the next message."""
+        taken, size = 0, 0
+        for response in self._ready:
+            size += response.ByteSize()
+            if taken and size > MESSAGE_BYTES:
+                break
+            taken += 1
+        ready, self._ready = self._ready[:taken], self._ready[taken:]
+        return ready
 
     def _listen(self, transactional_id: str) -> None:
         listening = self._listening

@@ -22,14 +22,14 @@ from coordinator.gateway.stream import TransactStream
 from coordinator.log import codec
 from coordinator.log.port import Kind, Reader
 from oncebox.claim import ProducerSettings
-from oncebox.errors import DeliveryError, OnceboxError, RecordsRefusedError
+from oncebox.errors import BrokersUnavailableError, DeliveryError, OnceboxError, RecordsRefusedError
 from oncebox.producer import Producer
-from oncebox.reader.source import list_offsets
+from oncebox.reader.ends import first_since
 from oncebox.session import OpenChannel
 from oncebox.v1 import gateway_pb2 as pb
 from oncebox.v1 import manifest_pb2, transaction_pb2
 from oncebox.v1.gateway_pb2_grpc import GatewayServicer, GatewayStub
-from oncebox.wire import KafkaSettings, TopicPartition, Wire
+from oncebox.wire import KafkaSettings, Wire
 from oncebox.writer_settings import WriterSettings
 
 NAME = "oncebox.v1.Gateway"
@@ -179,8 +179,10 @@ class Gateway(GatewayServicer):
 
     async def _read_feed(self, transactional_id: str, since_ms: int) -> AsyncIterator[manifest_pb2.Manifest]:
         partition = self._front.calls.partition_of(transactional_id)
-        where = TopicPartition(self._feed_topic, partition)
-        offset_first = (await list_offsets(self._wire, [where], since_ms))[where]
+        # Not asked of the leader alone, as the feed's end is not: what it had not heard of would be committed twice.
+        offset_first = await first_since(self._wire, self._feed_topic, partition, since_ms)
+        if offset_first is None:
+            raise BrokersUnavailableError(f"too few brokers say what {self._feed_topic}:{partition} holds")
         if offset_first < 0:
             return  # nothing has been committed since
         key = transactional_id.encode()

@@ -6,7 +6,7 @@ gathers. They have a connection of their own, shared with nothing else.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import NamedTuple
@@ -97,8 +97,13 @@ class KafkaStore:
         if error in _LOST:
             raise OutOfSequenceError(f"the broker answers {error.name}")
         if error in _UNKNOWN:
+            # A leader that has lost touch with the others does not know that it was replaced, and can only say this.
+            await lane.refresh([where])
             raise UnknownOutcomeError(error.name)
         if error.retriable:
+            if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                # Or whoever named it has lost touch with the others.
+                self._wire.doubt()
             await self._find_leader(where)
             raise UnavailableError(error.name)
         raise RuntimeError(f"{where.topic}:{where.partition} cannot be written: the broker answers {error.name}")
@@ -215,7 +220,7 @@ class _Lane:
             except Exception as error:  # noqa: BLE001 - whatever it is, what gathers behind it must not wait for ever
                 if not isinstance(error, OutcomeUnknownError):
                     log.warning("an append to broker %d failed: %r", self._node_id, error)
-                await self._refresh(sent)
+                await self.refresh(sent)
                 _fail(sent, str(error) if isinstance(error, OutcomeUnknownError) else repr(error))
                 continue
             for where, (_, future) in sent.items():
@@ -227,9 +232,10 @@ class _Lane:
                 else:
                     future.set_result((appended.error, appended.base_offset))
 
-    async def _refresh(self, sent: Gathered) -> None:
+    async def refresh(self, sent: Iterable[TopicPartition]) -> None:
         """The broker may be gone for good: the next attempt must know the new leaders. If not even that can be had, the
         next attempt is told.
         """
+        self._wire.doubt(self._node_id)
         with suppress(Exception):
             await self._wire.metadata({where.topic for where in sent}, timeout_ms=APPEND_TIMEOUT_MS)

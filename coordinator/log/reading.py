@@ -13,6 +13,7 @@ from confluent_kafka import Consumer
 
 from coordinator.log.consumer import ReadError, StalledError, consumer_config, open_consumer, read_chunk
 from coordinator.log.port import Kind, Stored
+from oncebox.reader.ends import ends_of
 from oncebox.wire import (
     LATEST,
     ErrorCode,
@@ -64,6 +65,16 @@ class KafkaReader:
             pause_s = min(pause_s * 2, 1.0)
         raise ReadError(f"the end of {where.topic}:{where.partition} cannot be found: its broker does not answer")
 
+    async def _end_for_certain(self, kind: Kind, partition: int) -> int:
+        """Behind all that was acknowledged before. For questions about what is not there: a leader that was replaced,
+        and does not know it, would hide the rest.
+        """
+        topic = self._topics[kind]
+        ends = await ends_of(self._wire, topic, [partition])
+        if ends is None:
+            raise ReadError(f"the end of {topic}:{partition} is not certain: too few of its brokers answer")
+        return ends[partition]
+
     async def _refresh_leader(self, where: TopicPartition) -> None:
         with suppress(WireError):
             await self._wire.metadata([where.topic], timeout_ms=ASK_TIMEOUT_MS)
@@ -71,7 +82,7 @@ class KafkaReader:
     async def read(
         self, kind: Kind, partition: int, offset_first: int, offset_next: int | None
     ) -> AsyncIterator[Sequence[Stored]]:
-        end = await self.end_offset(kind, partition) if offset_next is None else offset_next
+        end = await self._end_for_certain(kind, partition) if offset_next is None else offset_next
         if offset_first >= end:
             return
         position, stalls = offset_first, 0
@@ -83,7 +94,10 @@ class KafkaReader:
                         yield chunk
             except StalledError as error:
                 stalls += 1
-                if stalls == STALLS_MAX:
+                if offset_next is None:
+                    # What was there and never acknowledged may have been cut off since.
+                    end = min(end, await self._end_for_certain(kind, partition))
+                if stalls == STALLS_MAX and position < end:
                     raise
                 logger.warning("%s; trying again with a new consumer", error)
 

@@ -33,7 +33,7 @@ class Leaders:
         await asyncio.wait((self._next,))
 
     def has_heard(self, topic: str, since_s: float) -> bool:
-        """Whether it was asked for since then, and there was an answer."""
+        """Whether it was asked for since then, and the answer told which topic it is."""
         return self._heard_at_s.get(topic, -math.inf) >= since_s
 
     async def close(self) -> None:
@@ -51,6 +51,7 @@ class Leaders:
                 log.info("no metadata for %d topics: %s", len(topics), error)
                 return
             for name, topic in answer.topics.items():
-                self._heard_at_s[name] = asked_at_s
+                # A broker that does not know it says nothing of which one it is.
                 if topic.topic_id is not None:
+                    self._heard_at_s[name] = asked_at_s
                     self.topic_ids[name] = topic.topic_id.bytes

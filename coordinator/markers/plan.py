@@ -60,7 +60,7 @@ class Owed:
         # Of the topic that was written to, where it is known.
         self.topic_id = topic_id
         # Ask for the topic's id before it is sent.
-        self.is_old = is_old and ending.commit and topic_id is not None
+        self.is_old = is_old and self.names_topic
         self.paid = paid
         self.since_s = since_s
         self.in_flight = False
@@ -69,6 +69,11 @@ class Owed:
         self.dropped = False
         # Nothing more will be done about it.
         self.settled = False
+
+    @property
+    def names_topic(self) -> bool:
+        """Whether it is for this very topic, and not for whichever has its name."""
+        return self.ending.commit and self.topic_id is not None
 
 
 class Turns:

@@ -177,11 +177,14 @@ class RetryLane:
         first = track.first()
         if first is None:
             return True
-        must_look = first.is_old and not self._leaders.has_heard(partition.topic, first.since_s)
+        # Which topic has this name is asked for with each attempt. What was heard before may be of one that was deleted
+        # since: for the one that was written to it would be an abort.
+        heard_since_s = 0.0
+        is_late = track is stalled.failed and first.names_topic
+        must_look = is_late and not self._leaders.has_heard(partition.topic, first.since_s)
         if anew or must_look or partition in self.sick or self._brokers.leader_id(partition) is None:
+            heard_since_s = self._clock()
             await self._leaders.refresh(partition.topic)
-            if must_look and not self._leaders.has_heard(partition.topic, first.since_s):
-                return False
         node_id = self._brokers.leader_id(partition)
         if node_id is None:
             return await self._look_for(stalled)
@@ -193,6 +196,8 @@ class RetryLane:
             owed = track.first()
             if owed is None:
                 return True
+            if owed.names_topic and not self._leaders.has_heard(partition.topic, max(owed.since_s, heard_since_s)):
+                return False
             owed.in_flight = True
             try:
                 problem = await self._send(node_id, owed, lane)

@@ -1,4 +1,5 @@
-"""How far the feed goes: nothing that was acknowledged before this was asked stands behind the answer.
+"""How far the feed goes: nothing that was acknowledged before this was asked stands behind the answer. And where it
+is to be read from, so that nothing that came since a time is left out.
 
 A leader's word is not enough for that: one that stood still and was replaced answers once more before it knows, and by
 the end that was then. So replicas are asked, all but one of which have to answer: what is acknowledged stands on two.
@@ -24,9 +25,23 @@ ENDS_VALID_S = 1.0
 
 async def ends_of(wire: Wire, topic: str, partitions: Collection[int]) -> dict[int, int] | None:
     """Behind all that was acknowledged before this was called, maybe also what is not yet. None: too few answer."""
+    offsets = await _asked(wire, topic, partitions, LATEST)
+    return None if offsets is None else {partition: max(found) for partition, found in offsets.items()}
+
+
+async def first_since(wire: Wire, topic: str, partition: int, timestamp_ms: int) -> int | None:
+    """Not behind any record of that time or later that was acknowledged before this was called; -1: there is none.
+    None: too few answer.
+    """
+    offsets = await _asked(wire, topic, [partition], timestamp_ms)
+    return None if offsets is None else min((each for each in offsets[partition] if each >= 0), default=-1)
+
+
+async def _asked(wire: Wire, topic: str, partitions: Collection[int], timestamp_ms: int) -> dict[int, list[int]] | None:
+    """What replicas answer, by partition."""
     wanted = [TopicPartition(topic, index) for index in partitions]
     deadline = asyncio.get_running_loop().time() + OFFSETS_TIMEOUT_S
-    while (ends := await _ends_of_replicas(wire, wanted)) is None:
+    while (offsets := await _asked_once(wire, wanted, timestamp_ms)) is None:
         if asyncio.get_running_loop().time() > deadline:
             return None
         await asyncio.sleep(RETRY_S)
@@ -34,15 +49,17 @@ async def ends_of(wire: Wire, topic: str, partitions: Collection[int]) -> dict[i
             await topics_of(wire, {topic})
         except BrokersUnavailableError:
             return None
-    return {where.partition: end for where, end in ends.items()}
+    return {where.partition: found for where, found in offsets.items()}
 
 
-async def _ends_of_replicas(wire: Wire, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int] | None:
+async def _asked_once(
+    wire: Wire, partitions: Collection[TopicPartition], timestamp_ms: int
+) -> dict[TopicPartition, list[int]] | None:
     replicas = {where: wire.replica_ids(where) for where in partitions}
     by_broker: dict[int, dict[TopicPartition, int]] = {}
     for where, broker_ids in replicas.items():
         for broker_id in broker_ids:
-            by_broker.setdefault(broker_id, {})[where] = LATEST
+            by_broker.setdefault(broker_id, {})[where] = timestamp_ms
     found: dict[TopicPartition, list[int]] = {where: [] for where in partitions}
     asked = [
         asyncio.ensure_future(wire.list_offsets(broker_id, wanted, of_replica=True))
@@ -58,8 +75,8 @@ async def _ends_of_replicas(wire: Wire, partitions: Collection[TopicPartition]) 
                 if listed.error is ErrorCode.NONE:
                     found[where].append(listed.offset)
             # One that hangs is not waited for.
-            if all(_are_enough(len(ends), len(replicas[where])) for where, ends in found.items()):
-                return {where: max(ends) for where, ends in found.items()}
+            if all(_are_enough(len(offsets), len(replicas[where])) for where, offsets in found.items()):
+                return found
     finally:
         for each in asked:
             each.cancel()

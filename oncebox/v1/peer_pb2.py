@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15oncebox/v1/peer.proto\x12\noncebox.v1\"2\n\rFollowRequest\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"Q\n\x0cLedPartition\x12\x15\n\rlog_partition\x18\x01 \x01(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x01(\x05\x12\x0f\n\x07serving\x18\x03 \x01(\x08\"k\n\x07Leading\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12,\n\npartitions\x18\x03 \x03(\x0b\x32\x18.oncebox.v1.LedPartition\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\"\'\n\x0fListOpenRequest\x12\x14\n\x0cproducer_ids\x18\x01 \x03(\x03\"\\\n\x0cOpenProducer\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x05\"`\n\x10ListOpenResponse\x12\x16\n\x0elog_partitions\x18\x01 \x03(\x05\x12&\n\x04open\x18\x02 \x03(\x0b\x32\x18.oncebox.v1.OpenProducer\x12\x0c\n\x04held\x18\x03 \x03(\x03\x32\x8a\x01\n\x05Peers\x12:\n\x06\x46ollow\x12\x19.oncebox.v1.FollowRequest\x1a\x13.oncebox.v1.Leading0\x01\x12\x45\n\x08ListOpen\x12\x1b.oncebox.v1.ListOpenRequest\x1a\x1c.oncebox.v1.ListOpenResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15oncebox/v1/peer.proto\x12\noncebox.v1\"2\n\rFollowRequest\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"Q\n\x0cLedPartition\x12\x15\n\rlog_partition\x18\x01 \x01(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x01(\x05\x12\x0f\n\x07serving\x18\x03 \x01(\x08\"k\n\x07Leading\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12,\n\npartitions\x18\x03 \x03(\x0b\x32\x18.oncebox.v1.LedPartition\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\"8\n\x0fListOpenRequest\x12\x14\n\x0cproducer_ids\x18\x01 \x03(\x03\x12\x0f\n\x07open_of\x18\x02 \x03(\x03\"\\\n\x0cOpenProducer\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x05\"`\n\x10ListOpenResponse\x12\x16\n\x0elog_partitions\x18\x01 \x03(\x05\x12&\n\x04open\x18\x02 \x03(\x0b\x32\x18.oncebox.v1.OpenProducer\x12\x0c\n\x04held\x18\x03 \x03(\x03\x32\x8a\x01\n\x05Peers\x12:\n\x06\x46ollow\x12\x19.oncebox.v1.FollowRequest\x1a\x13.oncebox.v1.Leading0\x01\x12\x45\n\x08ListOpen\x12\x1b.oncebox.v1.ListOpenRequest\x1a\x1c.oncebox.v1.ListOpenResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,11 +38,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEADING']._serialized_start=172
   _globals['_LEADING']._serialized_end=279
   _globals['_LISTOPENREQUEST']._serialized_start=281
-  _globals['_LISTOPENREQUEST']._serialized_end=320
-  _globals['_OPENPRODUCER']._serialized_start=322
-  _globals['_OPENPRODUCER']._serialized_end=414
-  _globals['_LISTOPENRESPONSE']._serialized_start=416
-  _globals['_LISTOPENRESPONSE']._serialized_end=512
-  _globals['_PEERS']._serialized_start=515
-  _globals['_PEERS']._serialized_end=653
+  _globals['_LISTOPENREQUEST']._serialized_end=337
+  _globals['_OPENPRODUCER']._serialized_start=339
+  _globals['_OPENPRODUCER']._serialized_end=431
+  _globals['_LISTOPENRESPONSE']._serialized_start=433
+  _globals['_LISTOPENRESPONSE']._serialized_end=529
+  _globals['_PEERS']._serialized_start=532
+  _globals['_PEERS']._serialized_end=670
 # @@protoc_insertion_point(module_scope)

@@ -37,10 +37,12 @@ class Leading(_message.Message):
     def __init__(self, instance: _Optional[str] = ..., address: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[LedPartition, _Mapping]]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class ListOpenRequest(_message.Message):
-    __slots__ = ("producer_ids",)
+    __slots__ = ("producer_ids", "open_of")
     PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_OF_FIELD_NUMBER: _ClassVar[int]
     producer_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, producer_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    open_of: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, producer_ids: _Optional[_Iterable[int]] = ..., open_of: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
     __slots__ = ("transactional_id", "number", "producer_id", "epoch")

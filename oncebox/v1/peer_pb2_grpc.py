@@ -57,7 +57,7 @@ class PeersServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListOpen(self, request, context):
-        """All open transactions of the partitions this instance leads, for the search for hanging ones.
+        """Open transactions of the partitions this instance leads, for the search for hanging ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

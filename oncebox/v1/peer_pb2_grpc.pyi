@@ -34,7 +34,7 @@ class PeersStub:
     Follow: _grpc.UnaryStreamMultiCallable[_peer_pb2.FollowRequest, _peer_pb2.Leading]
     """Sends what this instance leads, now and on every change. The stream's end tells that the instance is gone."""
     ListOpen: _grpc.UnaryUnaryMultiCallable[_peer_pb2.ListOpenRequest, _peer_pb2.ListOpenResponse]
-    """All open transactions of the partitions this instance leads, for the search for hanging ones."""
+    """Open transactions of the partitions this instance leads, for the search for hanging ones."""
 
 @_typing.type_check_only
 class PeersAsyncStub(PeersStub):
@@ -42,7 +42,7 @@ class PeersAsyncStub(PeersStub):
     Follow: _aio.UnaryStreamMultiCallable[_peer_pb2.FollowRequest, _peer_pb2.Leading]  # type: ignore[assignment]
     """Sends what this instance leads, now and on every change. The stream's end tells that the instance is gone."""
     ListOpen: _aio.UnaryUnaryMultiCallable[_peer_pb2.ListOpenRequest, _peer_pb2.ListOpenResponse]  # type: ignore[assignment]
-    """All open transactions of the partitions this instance leads, for the search for hanging ones."""
+    """Open transactions of the partitions this instance leads, for the search for hanging ones."""
 
 class PeersServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -59,6 +59,6 @@ class PeersServicer(metaclass=_abc_1.ABCMeta):
         request: _peer_pb2.ListOpenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_peer_pb2.ListOpenResponse, _abc.Awaitable[_peer_pb2.ListOpenResponse]]:
-        """All open transactions of the partitions this instance leads, for the search for hanging ones."""
+        """Open transactions of the partitions this instance leads, for the search for hanging ones."""
 
 def add_PeersServicer_to_server(servicer: PeersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

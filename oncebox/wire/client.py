@@ -59,6 +59,7 @@ class Wire:
         self._leaders: dict[str, dict[int, int | None]] = {}
         self._replicas: dict[str, dict[int, tuple[int, ...]]] = {}
         self._responsive_id: int | None = None  # the broker that last answered `metadata`
+        self._doubted_id: int | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -87,6 +88,12 @@ class Wire:
         """As of the last `metadata` that covered the topic: the brokers that have it, in order to lead it or not."""
         return self._replicas.get(partition.topic, {}).get(partition.partition, ())
 
+    def doubt(self, node_id: int | None = None) -> None:
+        """This broker may have lost touch with the others, and take itself for a leader: `metadata` asks it last. None:
+        the one that last said who leads what.
+        """
+        self._doubted_id = self._responsive_id if node_id is None else node_id
+
     async def metadata(
         self, topics: Collection[str] | None, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> ClusterMetadata:
@@ -112,7 +119,7 @@ class Wire:
 
     def _metadata_sources(self) -> Iterator[tuple[int | None, Callable[[requests.Call, int], Awaitable[Any]]]]:
         known = random.sample(sorted(self.brokers), len(self.brokers))
-        known.sort(key=lambda node_id: node_id != self._responsive_id)
+        known.sort(key=lambda node_id: (node_id == self._doubted_id, node_id != self._responsive_id))
         for node_id in known:
             yield node_id, partial(self._connections.send, node_id, "metadata")
         # None is known yet, or all have gone: begin anew from the addresses given.
@@ -160,9 +167,14 @@ class Wire:
     ) -> dict[int, dict[TopicPartition, ErrorCode]]:
         """End transactions on partitions led by this broker, by producer id. What the answer lacks is not done."""
         call = requests.markers_call(markers)
-        answer: dict[int, dict[TopicPartition, ErrorCode]] = await self._connections.send(
-            node_id, lane, call, timeout_ms
-        )
+        try:
+            answer: dict[int, dict[TopicPartition, ErrorCode]] = await self._connections.send(
+                node_id, lane, call, timeout_ms
+            )
+        except OutcomeUnknownError:
+            # It may wait for replicas that follow another leader by now.
+            self.doubt(node_id)
+            raise
         return answer
 
     async def txn_offset_commit(
@@ -194,7 +206,12 @@ class Wire:
     ) -> ProducerIdentity:
         """A producer id that is new in the cluster, from any broker unless one is named."""
         call = requests.init_producer_id_call()
-        return requests.read_init_producer_id(await self._connections.send(self._any(node_id), lane, call, timeout_ms))
+        asked_id = self._any(node_id)
+        identity = requests.read_init_producer_id(await self._connections.send(asked_id, lane, call, timeout_ms))
+        if identity.error:
+            # It may have none left, and no way to the controller that gives out more.
+            self.doubt(asked_id)
+        return identity
 
     async def list_offsets(
         self,
@@ -255,8 +272,9 @@ class Wire:
     def _any(self, node_id: int | None) -> int:
         if node_id is not None:
             return node_id
-        if self._responsive_id is not None:
+        if self._responsive_id is not None and self._responsive_id != self._doubted_id:
             return self._responsive_id
         if not self.brokers:
             raise OutcomeUnknownError("no broker is known: ask for metadata first; nothing was sent")
-        return random.choice(sorted(self.brokers))  # noqa: S311
+        others = sorted(self.brokers.keys() - {self._doubted_id})
+        return random.choice(others or sorted(self.brokers))  # noqa: S311

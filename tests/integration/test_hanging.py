@@ -61,10 +61,10 @@ class Scene:
             now_ms=lambda: self.now_ms,
         )
 
-    async def list_open(self, _address: str, producer_ids: Sequence[int]) -> peer_pb2.ListOpenResponse:
+    async def list_open(self, _address: str, request: peer_pb2.ListOpenRequest) -> peer_pb2.ListOpenResponse:
         if self.meanwhile is not None:
             await self.meanwhile()
-        held = [each for each in self.held if each in producer_ids]
+        held = [each for each in self.held if each in request.producer_ids]
         return peer_pb2.ListOpenResponse(log_partitions=self.answering, open=self.known, held=held)
 
     async def find_manifests(self, producers: frozenset[tuple[int, int]]) -> Sequence[manifest_pb2.Manifest]:

@@ -1,11 +1,19 @@
 """The end of transactions that nobody knows, and the search for them, on brokers of the test's own."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import pytest
+
+from coordinator.core.apply import PartitionState, apply
 from coordinator.core.commands import Refused
-from coordinator.hanging import NATIVE_LOG, Hanging
+from coordinator.hanging import NATIVE_LOG, Hanging, ask_peer
+from coordinator.log import codec
+from coordinator.shard import ShardState
+from oncebox.session import open_plain_channel
 from oncebox.v1 import manifest_pb2, peer_pb2
 from oncebox.wire import (
     ActiveProducer,
@@ -20,6 +28,8 @@ from oncebox.wire import (
     TxnMarker,
 )
 from tests.support.memory_calls import MemoryCalls
+from tests.unit.api.bench import Bench, settings_for_tests
+from tests.unit.core.states import id_state, transaction
 
 TOPIC = "t"
 HOUR_MS = 3_600_000
@@ -114,8 +124,8 @@ class Scene:
             now_ms=lambda: self.now_ms,
         )
 
-    async def list_open(self, _address: str, producer_ids: Sequence[int]) -> peer_pb2.ListOpenResponse:
-        held = [each for each in self.held if each in producer_ids]
+    async def list_open(self, _address: str, request: peer_pb2.ListOpenRequest) -> peer_pb2.ListOpenResponse:
+        held = [each for each in self.held if each in request.producer_ids]
         return peer_pb2.ListOpenResponse(log_partitions=[0], held=held)
 
     async def find_manifests(self, producers: frozenset[tuple[int, int]]) -> Sequence[manifest_pb2.Manifest]:
@@ -158,3 +168,62 @@ async def test_the_feed_is_not_searched_again_for_what_is_known_not_to_be_ours()
     found = await scene.hanging.find(frozenset({TOPIC}), end=True)
     assert not isinstance(found, Refused), found
     assert [(entry.producer_id, entry.ended) for entry in found.hanging] == [(100, True)]
+
+
+def leading(names: Iterable[str]) -> Any:
+    """A shard that serves ids with an open transaction each: of the producer ids from 100 on."""
+
+    async def confirm() -> bool:
+        return True
+
+    ids = PartitionState(unpack=codec.decode_id)
+    for producer_id, name in enumerate(names, start=100):
+        apply(ids, id_state(transaction(producer_id=producer_id), transactional_id=name))
+    return SimpleNamespace(partition=0, state=ShardState.SERVING, ids=ids, confirm=confirm)
+
+
+async def test_an_instance_with_many_open_transactions_says_which_are_its_own() -> None:
+    bench = Bench(settings_for_tests())
+    await bench.start()
+    try:
+        names = [f"{number:0500}" for number in range(10_000)]
+        assert sum(map(len, names)) > bench.settings.limits.message_bytes
+        bench.peers._shards = lambda: [leading(names)]
+        brokers = Brokers(3)
+        brokers.open[TopicPartition(TOPIC, 2)] = stranger = 1_000_000
+        wire: Any = brokers
+        hanging = Hanging(
+            wire=wire,
+            calls=MemoryCalls(address=bench.api.address, partition_count=1),
+            list_open=partial(ask_peer, open_plain_channel),
+            find_manifests=Scene(0).find_manifests,
+            own_topics=frozenset(),
+            age_min_ms=HOUR_MS,
+            now_ms=lambda: 10 * HOUR_MS,
+        )
+        found = await hanging.find(frozenset(), end=False)
+        assert not isinstance(found, Refused), found
+        assert [entry.producer_id for entry in found.hanging] == [stranger]
+    finally:
+        await bench.stop()
+
+
+async def test_more_producer_ids_than_one_question_takes_are_asked_for_in_several() -> None:
+    scene = Scene(3)
+    asked: list[list[int]] = []
+
+    async def list_open(_address: str, request: peer_pb2.ListOpenRequest) -> peer_pb2.ListOpenResponse:
+        asked.append(list(request.open_of))
+        # It has lost its partition by the time of the second question.
+        return peer_pb2.ListOpenResponse(log_partitions=[0] if len(asked) == 1 else [])
+
+    scene.hanging._list_open = list_open
+    assert not isinstance(await scene.hanging.find(frozenset(), end=False), Refused)
+    assert asked == [[100, 101, 102]]
+    asked.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("coordinator.hanging.PRODUCER_IDS_PER_REQUEST", 2)
+        refused = await scene.hanging.find(frozenset(), end=False)
+    assert asked == [[100, 101], [102]]
+    assert isinstance(refused, Refused)
+    assert "log partition 0" in refused.message

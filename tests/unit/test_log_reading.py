@@ -9,7 +9,7 @@ import pytest
 
 from coordinator import feed
 from coordinator.log import reading
-from coordinator.log.consumer import StalledError
+from coordinator.log.consumer import ReadError, StalledError
 from coordinator.log.kafka import KafkaStore
 from coordinator.log.port import Kind, Stored
 from oncebox.v1 import manifest_pb2
@@ -50,7 +50,7 @@ def store() -> Iterator[KafkaStore]:
     asyncio.run(store.close())
 
 
-async def read(store: KafkaStore, offset_first: int, offset_next: int) -> list[int]:
+async def read(store: KafkaStore, offset_first: int, offset_next: int | None) -> list[int]:
     chunks = store.read(Kind.LOG, 0, offset_first, offset_next)
     return [entry.offset async for chunk in chunks for entry in chunk]
 
@@ -79,6 +79,34 @@ async def test_a_log_that_stays_silent_is_an_error(
     with pytest.raises(StalledError):
         await read(store, 0, 5)
     assert len(consumers) == reading.STALLS_MAX
+
+
+async def test_what_was_cut_off_before_it_was_acknowledged_is_not_waited_for(
+    store: KafkaStore, consumers: list[Consumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_chunk(_consumer: Consumer, position: int, _end: int, _timeout_s: float) -> tuple[int, list[Stored]]:
+        if position == 3:
+            raise StalledError("nothing came")
+        return position + 1, [Stored(position, b"k", b"v")]
+
+    ends = iter([{0: 5}, {0: 4}, {0: 3}])
+
+    async def ends_of(*_: object) -> dict[int, int]:
+        return next(ends)
+
+    monkeypatch.setattr(reading, "read_chunk", read_chunk)
+    monkeypatch.setattr(reading, "ends_of", ends_of)
+    assert await read(store, 0, None) == [0, 1, 2]
+    assert len(consumers) == 2
+
+
+async def test_an_end_that_too_few_brokers_tell_is_an_error(store: KafkaStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ends_of(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(reading, "ends_of", ends_of)
+    with pytest.raises(ReadError, match="too few of its brokers answer"):
+        await read(store, 0, None)
 
 
 async def test_who_gives_up_does_not_close_what_is_being_read(
@@ -113,11 +141,11 @@ async def test_who_looks_something_up_does_not_keep_a_take_over_from_reading(
             go_on.wait(30)
         return position + 1, [Stored(position, b"k", b"v")]
 
-    async def end_offset(*_: object) -> int:
-        return 1
+    async def ends_of(*_: object) -> dict[int, int]:
+        return {0: 1}
 
     monkeypatch.setattr(reading, "read_chunk", read_chunk)
-    monkeypatch.setattr(reading.KafkaReader, "end_offset", end_offset)
+    monkeypatch.setattr(reading, "ends_of", ends_of)
     unused: Any = None
     settings = KafkaSettings(bootstrap_servers="nowhere:1")
     reader = reading.KafkaReader(unused, settings, {Kind.LOG: "log", Kind.FEED: "feed"}, threads=2)

@@ -98,6 +98,27 @@ async def test_others_have_their_turn_while_many_ids_are_looked_at(bench: Bench,
     assert cut.next_page_token == names[9]
 
 
+async def test_what_is_too_large_for_one_page_comes_in_several(bench: Bench):
+    metadata = bytes(60_000)
+    names = [f"id-{number:03}" for number in range(100)]
+    for name in names:
+        grant = await bench.begin(name)
+        contents = coordinator_pb2.Contents(written=[written("orders", 0)], metadata=metadata)
+        request = coordinator_pb2.PrepareRequest(transactional_id=name, grant=grant, contents=contents)
+        await bench.coordinator.Prepare(request)
+    assert len(metadata) * len(names) > bench.settings.limits.message_bytes
+    seen: list[str] = []
+    token = ""
+    while token or not seen:
+        response = await bench.admin.List(
+            pb.ListRequest(states=[transaction_pb2.PREPARED], page_size=1_000, page_token=token)
+        )
+        assert all(entry.metadata == metadata for entry in response.transactions)
+        seen += [entry.transactional_id for entry in response.transactions]
+        token = response.next_page_token
+    assert seen == names
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -240,3 +240,19 @@ async def test_requests_and_answers_travel_together(bench: Bench, client: Client
     answered = {(await client.receive()).request_id for _ in requests}
     assert answered == set(range(1, 21))
     assert len(bench.calls.state) == 20
+
+
+async def test_answers_that_are_too_large_together_come_one_after_the_other(bench: Bench, client: Client):
+    token = bytes(60_000)
+    names = [f"id-{number}" for number in range(100)]
+    for name in names:
+        grant = (await bench.init(name)).grant
+        contents = pb.Contents(metadata=token)
+        request = pb.EndRequest(transactional_id=name, grant=grant, result=transaction_pb2.COMMITTED, contents=contents)
+        await bench.coordinator.End(request)
+    assert len(token) * len(names) > bench.settings.limits.message_bytes
+    requests = [pb.SessionRequest(request_id=n, init_producer=init(name)) for n, name in enumerate(names, start=1)]
+    await client.stream.write(pb.SessionRequests(requests=requests))
+    answers = [await client.receive() for _ in requests]
+    assert {answer.request_id for answer in answers} == set(range(1, 101))
+    assert all(answer.init_producer.resume_token == token for answer in answers)

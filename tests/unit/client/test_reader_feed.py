@@ -10,8 +10,8 @@ import pytest
 import oncebox.reader.reader as module
 from oncebox.reader import PartitionPosition, TransactionReader, read_transactions
 from oncebox.reader.assembly import Assembly
-from oncebox.reader.ends import _ends_of_replicas
-from oncebox.wire import ErrorCode, ListedOffset, OutcomeUnknownError, TopicPartition
+from oncebox.reader.ends import _asked_once, first_since
+from oncebox.wire import LATEST, ErrorCode, ListedOffset, OutcomeUnknownError, TopicPartition
 from tests.unit.client.histories import IDS, TOPIC
 from tests.unit.client.test_assembly import manifest, record
 
@@ -143,5 +143,25 @@ NOT_THERE = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 )
 async def test_all_replicas_but_one_have_to_answer(replicas: Any, end: int | None):
     where = TopicPartition("feed", 0)
-    found = await _ends_of_replicas(replicas, [where])
-    assert found == (None if end is None else {where: end})
+    found = await _asked_once(replicas, [where], LATEST)
+    assert (None if found is None else max(found[where])) == end
+
+
+class Since(Replicas):
+    """Which offset each broker says is the first since a time; -1: it knows of none."""
+
+    async def list_offsets(
+        self, broker_id: int, wanted: dict[TopicPartition, int], *, of_replica: bool
+    ) -> dict[TopicPartition, ListedOffset]:
+        offset = self.ends[broker_id]
+        assert of_replica
+        assert set(wanted.values()) == {1_000}
+        return {where: ListedOffset(error=ErrorCode.NONE, offset=offset or 0, timestamp_ms=-1) for where in wanted}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "first"),
+    [(Since(-1), -1), (Since(7), 7), (Since(-1, 7), 7), (Since(7, 5), 5), (Since(-1, -1), -1), (Since(0, -1), 0)],
+)
+async def test_nothing_that_one_of_the_replicas_has_is_left_out(replicas: Any, first: int):
+    assert await first_since(replicas, "feed", 0, 1_000) == first

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from coordinator.core.records import TopicPartition as CorePartition
-from oncebox.wire import ErrorCode, TopicPartition
+from oncebox.wire import ClusterMetadata, ErrorCode, OutcomeUnknownError, TopicMetadata, TopicPartition
 from tests.unit.markers.brokers import (
     MemoryBrokers,
     Told,
@@ -20,6 +20,8 @@ from tests.unit.markers.brokers import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from coordinator.core.owed import Debt
 
 A, B, C = (TopicPartition(topic, 0) for topic in ("a", "b", "c"))
@@ -161,6 +163,47 @@ class TestNamesake:
     def test_an_abort_is_one_everywhere(self):
         owed = debt(1, [A], topic_id=self.OLD, is_old=True, commit=False)
         assert self.markers(owed, fails_first=True) == [(1, 1, False)]
+
+    @pytest.mark.parametrize("answers_at_all", [True, False])
+    def test_what_was_heard_of_the_topic_before_is_not_believed(
+        self, monkeypatch: pytest.MonkeyPatch, answers_at_all: bool
+    ):
+        """The topic is created again, written to, and no broker says which one it is while the commit is retried: none
+        answers, or one that does not know it yet (and who leads it is known all the same: others asked another broker).
+        """
+
+        async def main() -> None:
+            brokers, told = MemoryBrokers(topic_ids={"a": self.OLD}), Told()
+            brokers.add(A, leader=1)
+            brokers.leaders[A] = 2
+            async with writing(brokers) as writer:
+                writer.pay(debt(1, [A], topic_id=self.OLD), coordinator_epoch=1, paid=told.of(1))
+                await until_settled(writer, within_s=1)
+                brokers.topic_ids["a"] = self.NEW
+                brokers.states.clear()
+                brokers.logs.clear()
+                brokers.write(A, 2, 0)
+                answers, fails = brokers.metadata, iter([True] * 3)
+
+                async def metadata(topics: Collection[str] | None, *, timeout_ms: int) -> ClusterMetadata:
+                    if next(fails, False):
+                        if not answers_at_all:
+                            raise OutcomeUnknownError("no broker answered")
+                        unknown = TopicMetadata(
+                            error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic_id=None, is_internal=False, partitions={}
+                        )
+                        return ClusterMetadata(
+                            cluster_id=None, controller_id=None, brokers={}, topics=dict.fromkeys(topics or (), unknown)
+                        )
+                    return await answers(topics, timeout_ms=timeout_ms)
+
+                monkeypatch.setattr(brokers, "metadata", metadata)
+                brokers.unanswered = lambda sent: sent.lane == MAIN
+                writer.pay(debt(2, [A], topic_id=self.NEW), coordinator_epoch=1, paid=told.of(2))
+                await until_settled(writer, within_s=30)
+            assert brokers.logs[A] == [(2, 1, True)]
+
+        run(main())
 
     def test_many_old_debts_ask_once(self):
         async def main() -> None:

@@ -1,0 +1,86 @@
+"""Who is asked for leaders: not first the broker that may have lost touch with the others."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oncebox.wire import ErrorCode, KafkaSettings, OutcomeUnknownError, TopicPartition, TxnMarker, Wire, requests
+
+LOG = TopicPartition("log", 0)
+MARKER = TxnMarker(producer_id=1, producer_epoch=1, committed=True, partitions=(LOG,), coordinator_epoch=0)
+CUT_OFF, NEW_LEADER = 1, 2
+METADATA, INIT_PRODUCER_ID, WRITE_TXN_MARKERS = 3, 22, 27
+
+
+class Cluster:
+    """Broker 1 takes itself for the leader still, and has no producer ids left; the others know better."""
+
+    def __init__(self) -> None:
+        self.brokers: Any = {1: None, 2: None, 3: None}
+
+    async def ask_address(self, *_: Any) -> Any:
+        raise OutcomeUnknownError("nowhere")
+
+    async def send(self, node_id: int, _lane: str, call: requests.Call, _timeout_ms: int) -> Any:
+        api_key = call.prepare(dict.fromkeys([METADATA, INIT_PRODUCER_ID, WRITE_TXN_MARKERS], (0, 99)))[0].api_key
+        if api_key == INIT_PRODUCER_ID:
+            error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if node_id == CUT_OFF else ErrorCode.NONE
+            return SimpleNamespace(error_code=error, producer_id=node_id, producer_epoch=0)
+        if api_key == WRITE_TXN_MARKERS:
+            raise OutcomeUnknownError("no answer")
+        leader = CUT_OFF if node_id == CUT_OFF else NEW_LEADER
+        partition: Any = (0, 0, leader, 5, [1, 2, 3], [1, 2, 3], [], {})
+        return SimpleNamespace(
+            cluster_id="c",
+            controller_id=3,
+            brokers=[(each, "host", 1, None, {}) for each in (1, 2, 3)],
+            topics=[(ErrorCode.NONE, "log", None, False, [partition], 0, {})],
+        )
+
+
+@pytest.fixture
+async def wire() -> Wire:
+    wire = Wire(KafkaSettings(bootstrap_servers="nowhere:1"))
+    cluster: Any = Cluster()
+    wire._connections = cluster
+    wire._responsive_id = CUT_OFF
+    await wire.metadata(["log"], timeout_ms=1_000)
+    assert wire.leader_id(LOG) == CUT_OFF
+    return wire
+
+
+async def test_a_broker_in_doubt_is_asked_last(wire: Wire) -> None:
+    wire.doubt(CUT_OFF)
+    await wire.metadata(["log"], timeout_ms=1_000)
+    assert wire.leader_id(LOG) == NEW_LEADER
+
+
+async def test_whoever_named_a_wrong_leader_is_asked_last(wire: Wire) -> None:
+    wire.doubt()
+    await wire.metadata(["log"], timeout_ms=1_000)
+    assert wire.leader_id(LOG) == NEW_LEADER
+
+
+async def test_one_that_does_not_answer_a_marker_is_in_doubt(wire: Wire) -> None:
+    with pytest.raises(OutcomeUnknownError):
+        await wire.write_txn_markers(CUT_OFF, [MARKER], timeout_ms=1_000)
+    await wire.metadata(["log"], timeout_ms=1_000)
+    assert wire.leader_id(LOG) == NEW_LEADER
+
+
+async def test_who_has_no_producer_ids_is_not_asked_for_them_again(wire: Wire) -> None:
+    assert (await wire.init_producer_id()).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    # Its word on the cluster is still heard, where no other is.
+    await wire.metadata((), timeout_ms=1_000)
+    for _ in range(10):
+        assert (await wire.init_producer_id()).error is ErrorCode.NONE
+
+
+async def test_the_only_broker_is_asked_whatever_it_said(wire: Wire) -> None:
+    cluster: Any = wire._connections
+    cluster.brokers = {CUT_OFF: None}
+    for _ in range(2):
+        assert (await wire.init_producer_id()).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    await wire.metadata(["log"], timeout_ms=1_000)
+    assert wire.leader_id(LOG) == CUT_OFF
