@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from oncebox import cli
 from oncebox.settings import kafka_settings
+from spark_jobs.database import digest_sql
 from spark_jobs.findings import Kind
 from spark_jobs.jobs.repair import plan_of
 from spark_jobs.queries import query
 from spark_jobs.reconcile import reconcile
 from spark_jobs.records import Record, to_json
-from spark_jobs.repair import FORMAT, OVERTAKEN, apply_plan
+from spark_jobs.repair import FORMAT, OVERTAKEN, apply_plan, apply_undo
 from spark_jobs.settle import Settler
 from spark_jobs.snapshot import Snapshot
-from spark_jobs.targets import config_hash
+from spark_jobs.targets import by_table, config_hash, read_target
 from spark_jobs.verdict import Verdict
 from tests.support.coordinator import read_committed
 from tests.support.reconcile import mapping
@@ -267,3 +269,62 @@ def test_a_row_is_not_brought_back_that_a_record_of_another_partition_has_delete
         assert sorted(connection.execute("SELECT id FROM public.moved").fetchall()) == [(1,), (3,)]
     assert [each.partition(":")[0] for each in done["skipped"]] == ["public.moved 2;", "public.moved 4;"]
     assert all("a newer record has deleted it" in each for each in done["skipped"])
+
+
+@pytest.mark.postgres
+def test_an_undo_changes_nothing_but_what_the_repair_has_changed(database: str):
+    """Columns that are not the relay's may have got new values since, and other rows may refer to the row."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute((files("relay") / "sql" / "schema.sql").read_text())
+        connection.execute(
+            "CREATE TABLE public.parent (id bigint PRIMARY KEY, name text, note text, made bigint GENERATED ALWAYS AS "
+            "IDENTITY, oncebox_source integer, oncebox_offset bigint)"
+        )
+        connection.execute("CREATE TABLE public.child (parent bigint REFERENCES public.parent ON DELETE CASCADE)")
+        connection.execute("INSERT INTO oncebox.relay (relay, mode) VALUES ('r', 'partition')")
+        connection.execute(
+            "INSERT INTO oncebox.target (relay, topic, table_schema, table_name, mapping) "
+            "VALUES ('r', 't', 'public', 'parent', %s)",
+            [json.dumps(mapping({"id": "bigint", "name": "text"}, ["id"]))],
+        )
+        connection.execute(
+            "INSERT INTO oncebox.source (topic, topic_id, partition) VALUES ('t', %s, 0)", [uuid.uuid4()]
+        )
+        ((source,),) = connection.execute("SELECT source FROM oncebox.source").fetchall()
+        connection.execute(
+            "INSERT INTO parent (id, name, note, oncebox_source, oncebox_offset) VALUES (1, 'spoilt', 'old', %s, 0)",
+            [source],
+        )
+        connection.execute("INSERT INTO child VALUES (1)")
+        mappings = connection.execute(query("targets"), {"relay": "r"}).fetchall()
+        hashed = config_hash([(row[0], row[1], row[2], row[3]) for row in mappings])
+        (table,) = by_table([read_target(*row) for row in mappings])
+        ((digest,),) = connection.execute(sql.SQL("SELECT {} FROM parent").format(digest_sql(table.first))).fetchall()
+        record = Record(topic="t", partition=0, offset=0, timestamp_ms=0, key=b"1", value=b'{"id": 1, "name": "one"}')
+        action = {
+            "do": "write",
+            "table": "public.parent",
+            "key_text": "1;",
+            "found": [source, 0],
+            "copies": 1,
+            "digest": digest,
+            "why": "row differs",
+            "source": source,
+            "record": to_json(record),
+        }
+        plan: dict[str, Any] = {
+            "format": FORMAT,
+            "kind": "plan",
+            "relay": "r",
+            "config_hash": hashed,
+            "applied": {str(source): [[0, 5]]},
+            "letters_replayed": 0,
+            "actions": [action],
+        }
+        undos: list[dict[str, Any]] = []
+        assert apply_plan(database, plan, keep=undos.append)["done"] == 1
+        connection.execute("UPDATE parent SET note = 'new'")
+        for count in (1, 0):
+            assert apply_undo(database, json.loads(json.dumps(undos[0]))) == count
+            assert connection.execute("SELECT id, name, note, made FROM parent").fetchall() == [(1, "spoilt", "new", 1)]
+            assert connection.execute("SELECT parent FROM child").fetchall() == [(1,)]
