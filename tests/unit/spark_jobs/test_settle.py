@@ -16,6 +16,7 @@ from spark_jobs.findings import Kind, Suspect
 from spark_jobs.older import since_touched
 from spark_jobs.settle import behind_row, one_each
 from spark_jobs.transforms import difference
+from spark_jobs.whole import Transactions
 from tests.unit.spark_jobs.test_cut import cut, facts, position
 from tests.unit.spark_jobs.test_values import record, table
 
@@ -90,6 +91,22 @@ def test_touched_rows_are_compared_without_what_is_not_applied():
     assert since_touched(source, {1: 30}).ranges == ((30, 100), (120, 130))
     # Another partition may hold a newer record of the key: all of it counts.
     assert since_touched(source, {2: 30}).ranges == ((0, 100), (120, 130))
+
+
+@pytest.mark.parametrize("found", [(1, None), (None, 5), (None, None)])
+def test_a_row_that_names_half_of_a_record_or_none(found: tuple[int | None, int | None]):
+    """Somebody has written NULL into the guard's columns."""
+    asked: list[Any] = []
+
+    def names(places: Any) -> dict[Any, Any]:
+        asked.extend(places)
+        return {}
+
+    run = SimpleNamespace(cut=cut(cut_source(position(), facts(), verified=0)))
+    feed: Any = SimpleNamespace(_run=run, names=names)
+    each = behind_row(suspect(difference.AHEAD, expected=(1, 5), found=found, copies=1), {}, {})
+    assert Transactions.attribute(feed, [each]) == [each]
+    assert (each.kind, each.detail, asked) == (Kind.ROW_DIFFERS, "the row names no record", [(1, 5)])
 
 
 BEFORE = {1: position()}
