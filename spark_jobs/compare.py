@@ -18,7 +18,7 @@ from spark_jobs.expectation import Expectation
 from spark_jobs.findings import Suspect, TableResult
 from spark_jobs.frames import literal_frame
 from spark_jobs.older import older_rows, past_retention
-from spark_jobs.settle import COMPACTED, LETTER, REWOUND, SUPERSEDED, TIED, UNTOLD, Settler, one_each
+from spark_jobs.settle import BEFORE, COMPACTED, LETTER, REWOUND, SUPERSEDED, TIED, UNTOLD, Settler, one_each
 from spark_jobs.snapshot import as_mapping
 from spark_jobs.sources import table_rows
 from spark_jobs.transforms import difference
@@ -115,6 +115,7 @@ def _left_out(
         (max(untold, details[UNTOLD]), "records have keys that cannot be told here: not checked"),
         (details[TIED], "keys have records of the same time in two partitions: not checked"),
         (details[REWOUND], "rows are not there, and a record that is to be applied again may delete them: not checked"),
+        (details[BEFORE], "rows name no record, and may be from before the relay's start: not checked"),
         (details[LETTER], "rows are of records with dead letters that were not read: not checked"),
         # Some that were looked at may be right after all, and so may these; or not.
         (unseen, "more rows do not seem to be right, and were not looked at one by one"),

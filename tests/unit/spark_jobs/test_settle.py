@@ -172,6 +172,27 @@ def test_nothing_is_missing_while_the_relay_is_rewound(monkeypatch: pytest.Monke
         assert [each.kind for each in settler.settle(table(), [MISSING])] == [kind]
 
 
+@pytest.mark.parametrize("guard", [True, False])
+@pytest.mark.parametrize(("start", "kind"), [(0, Kind.ROW_EXTRA), (40, None)])
+def test_rows_that_were_there_before_the_relay_are_not_extra(
+    start: int, kind: Kind | None, monkeypatch: pytest.MonkeyPatch, *, guard: bool
+):
+    """A relay may begin where its table holds what came before; those rows name no record."""
+    given = cut(cut_source(position(start=start), facts(), verified=0))
+    settler = settle.Settler(None, None, SimpleNamespace(calculated=None), given)  # type: ignore[arg-type]
+    monkeypatch.setattr(settler, "records", lambda *_, **__: {})
+    monkeypatch.setattr(settler, "_keys_past_the_cut", lambda *_: set())
+    old = suspect(difference.EXTRA, found=(None, None), copies=1)
+    (settled,) = settler.settle(table(guard=guard), [old])
+    assert (settled.kind, settled.detail == settle.BEFORE) == (kind, kind is None)
+    # One that a record has deleted since should be gone, and one that names half of a record is nobody's.
+    deleted = replace(old, expected=(1, 50), is_delete=True)
+    assert [each.kind for each in settler.settle(table(guard=guard), [deleted])] == [Kind.ROW_EXTRA]
+    if guard:
+        half = replace(old, found=(1, None))
+        assert [each.kind for each in settler.settle(table(), [half])] == [Kind.ROW_EXTRA]
+
+
 @pytest.mark.parametrize(("right", "asked"), [(set(), 4), ({3}, 10)])
 def test_where_one_is_right_after_all_the_others_are_asked_for_too(right, asked, monkeypatch: pytest.MonkeyPatch):
     """`right`: offsets of rows that PostgreSQL makes as they stand there, though Spark does not."""
