@@ -67,6 +67,17 @@ UNION ALL
 SELECT to_regclass(%(table)s)::text, pg_relation_size(to_regclass(%(table)s)) / current_setting('block_size')::bigint
 WHERE NOT EXISTS (SELECT FROM pg_partition_tree(to_regclass(%(table)s)));
 
+-- name: storage
+-- Of a table and its partitions: the files of rows. By names and ids as the asking session's snapshot has them.
+WITH RECURSIVE part AS (
+    SELECT c.oid, c.relfilenode FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = %(schema)s AND c.relname = %(table)s
+    UNION ALL
+    SELECT c.oid, c.relfilenode FROM part JOIN pg_inherits AS i ON i.inhparent = part.oid
+    JOIN pg_class AS c ON c.oid = i.inhrelid
+)
+SELECT oid, relfilenode FROM part;
+
 -- name: insert_run
 INSERT INTO oncebox.reconciliation_runs
     (relay, kind, verdict, started_at, rows_checked, findings, lag, snapshot_xmin, lsn, config_hash, result)
