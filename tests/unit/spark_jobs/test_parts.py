@@ -14,7 +14,7 @@ from spark_jobs.findings import Finding, Sample
 from spark_jobs.findings import Kind as FindingKind
 from spark_jobs.jobs.audit import render
 from spark_jobs.jsonb import jsonb_at, raw_at
-from spark_jobs.log_state import NOT_READ, decode_open, decode_outcomes, not_read
+from spark_jobs.log_state import NOT_READ, OWED, decode_open, decode_outcomes, not_read
 from spark_jobs.manifests import UNKNOWN, decode_manifest
 from spark_jobs.publish import metrics_text
 from spark_jobs.report import render as render_page
@@ -175,6 +175,13 @@ def test_outcomes_and_open_transactions_of_the_log():
     value = log_pb2.LogValue(version=1, id=state).SerializeToString()
     assert decode_outcomes(key, value) == [("a", 1, 2, 2, 5)]
     assert decode_open(key, value) == [("a", 2, 7, 2, 9)]
+    # A commit whose manifest may not be written yet; once it is noted where that stands, it is.
+    state.outcomes.add(number=2, result=transaction_pb2.COMMITTED, decided_at_ms=6)
+    for noted, result in ((0, OWED), (17, transaction_pb2.COMMITTED)):
+        del state.transactions[:]
+        state.transactions.add(number=2, state=transaction_pb2.PREPARE_COMMIT, feed_offset_next=noted)
+        value = log_pb2.LogValue(version=1, id=state).SerializeToString()
+        assert decode_outcomes(key, value) == [("a", 1, 2, 2, 5), ("a", 2, result, 0, 6)]
     assert decode_outcomes(key, None) == []
     leader = log_pb2.LogKey(leader=True).SerializeToString()
     assert decode_outcomes(leader, log_pb2.LogValue(version=1, leader=log_pb2.LeaderState()).SerializeToString()) == []
