@@ -45,6 +45,7 @@ OPEN = T.StructType(
         T.StructField("producer_id", T.LongType()),
         T.StructField("state", T.IntegerType()),
         T.StructField("started_at_ms", T.LongType()),
+        T.StructField("epoch", T.IntegerType()),
     ]
 )
 OPEN_STATES = {2: "ONGOING", 3: "PREPARED", PREPARE_COMMIT: "PREPARE_COMMIT", 5: "PREPARE_ABORT"}
@@ -104,7 +105,7 @@ def decode_open(key: bytes | None, value: bytes | None) -> list[tuple[Any, ...]]
         return []
     name, state = found
     return [
-        (name, each.number, each.producer_id, each.state, each.started_at_ms)
+        (name, each.number, each.producer_id, each.state, each.started_at_ms, each.epoch)
         for each in state.transactions
         if each.state in OPEN_STATES
     ]

@@ -171,10 +171,10 @@ def test_outcomes_and_open_transactions_of_the_log():
     key = log_pb2.LogKey(transactional_id="a").SerializeToString()
     state = log_pb2.IdState()
     state.outcomes.add(number=1, result=transaction_pb2.ABORTED, cause=transaction_pb2.TIMEOUT, decided_at_ms=5)
-    state.transactions.add(number=2, state=transaction_pb2.ONGOING, started_at_ms=9, producer_id=7)
+    state.transactions.add(number=2, state=transaction_pb2.ONGOING, started_at_ms=9, producer_id=7, epoch=6)
     value = log_pb2.LogValue(version=1, id=state).SerializeToString()
     assert decode_outcomes(key, value) == [("a", 1, 2, 2, 5)]
-    assert decode_open(key, value) == [("a", 2, 7, 2, 9)]
+    assert decode_open(key, value) == [("a", 2, 7, 2, 9, 6)]
     # A commit whose manifest may not be written yet; once it is noted where that stands, it is.
     state.outcomes.add(number=2, result=transaction_pb2.COMMITTED, decided_at_ms=6)
     for noted, result in ((0, OWED), (17, transaction_pb2.COMMITTED)):
