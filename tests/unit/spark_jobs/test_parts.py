@@ -9,9 +9,13 @@ import pytest
 
 from oncebox.v1 import log_pb2, manifest_pb2, transaction_pb2
 from spark_jobs.columns import Column, ColumnType, Kind, parse_type
+from spark_jobs.config import ReconcileSettings
+from spark_jobs.cut import PartitionFacts
 from spark_jobs.database import Checksum, decode_key
+from spark_jobs.errors import CannotCheckError
 from spark_jobs.findings import Finding, Sample
 from spark_jobs.findings import Kind as FindingKind
+from spark_jobs.jobs import audit
 from spark_jobs.jobs.audit import render
 from spark_jobs.jsonb import jsonb_at, raw_at
 from spark_jobs.log_state import NOT_READ, OWED, decode_open, decode_outcomes, not_read
@@ -302,8 +306,16 @@ def test_what_fails_inside_spark_is_told_in_one_sentence():
     assert "nothing is concluded" in told
 
 
-def test_an_audit_without_anything():
+def test_an_audit_without_anything(monkeypatch: pytest.MonkeyPatch):
     assert "committed 0" in render({"hours": 24, "committed": 0, "aborted_by_cause": {}, "open": []})
+    # A topic that is not there (a name that was mistyped) is not one without transactions.
+    given: Any = {"kafka": {"bootstrap_servers": "localhost:1"}, "postgres": {"dsn": "postgresql://"}}
+    settings = ReconcileSettings(**given, feed_topic="coommits")
+    there = {partition: PartitionFacts(topic_id="a", log_start=0, stable=0, high=0) for partition in range(2)}
+    monkeypatch.setattr(audit, "read_facts", lambda *_: {settings.log_topic: there})
+    unused: Any = None
+    with pytest.raises(CannotCheckError, match="the feed coommits does not exist"):
+        audit._audit(unused, settings, 24)
 
 
 def test_a_column_has_a_default_origin():
