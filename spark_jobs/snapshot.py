@@ -143,7 +143,8 @@ def jdbc_place(connection: psycopg.Connection[Any]) -> dict[str, str]:
         "password": info.password,
         "ApplicationName": APPLICATION,
     }
-    for name in ("sslmode", "sslrootcert", "sslcert", "sslkey"):
+    # (In `options` stands where names are looked for, or as whom: a table of the same name may be elsewhere.)
+    for name in ("options", "sslmode", "sslrootcert", "sslcert", "sslkey"):
         if name in used:
             options[name] = used[name]
     return options
