@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
+from psycopg.errors import ForeignKeyViolation, RestrictViolation
 
 from spark_jobs.cut import merge
 from spark_jobs.database import OFFSET, SOURCE, digest_sql, identities_condition, record_digests
@@ -25,7 +26,7 @@ from spark_jobs.targets import Table, by_table, config_hash, read_target
 from spark_jobs.values import value_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from spark_jobs.cut import Range
     from spark_jobs.database import Ask, Identity
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 OWNER = "oncebox reconcile repair"
 FORMAT = 2
+# A row refers to nothing, or is referred to. (The latter under RESTRICT has an error of its own since PostgreSQL 18.)
+REFERENCES = (ForeignKeyViolation, RestrictViolation)
 MOVED = (
     "the relay has applied more since the plan was made, and a table without the guard's columns does not tell what: "
     "pause the relay (oncebox relay pause) and plan again"
@@ -65,16 +68,18 @@ def apply_plan(
             tables = _prepared(connection, plan["relay"], plan["config_hash"])
             moved, now = _moved(connection, plan)
             seen = {int(source): [(one[0], one[1]) for one in each] for source, each in plan["applied"].items()}
-            for action in plan["actions"]:
+
+            def problem_of(action: Mapping[str, Any]) -> str | None:
                 table = tables.get(action["table"])
                 if table is None:
-                    problem: str | None = "its table is gone"
-                elif not table.first.guard and moved & set(table.topics):
-                    problem = MOVED
-                elif table.first.guard and overtaken(action["found"], seen, now):
-                    problem = OVERTAKEN
-                else:
-                    problem = _carry_out(connection, table, action, done, partial(_is_new, seen=seen, now=now))
+                    return "its table is gone"
+                if not table.first.guard and moved & set(table.topics):
+                    return MOVED
+                if table.first.guard and overtaken(action["found"], seen, now):
+                    return OVERTAKEN
+                return _carry_out(connection, table, action, done, partial(_is_new, seen=seen, now=now))
+
+            for action, problem in _in_any_order(connection, plan["actions"], problem_of):
                 if problem:
                     skipped.append(f"{action['table']} {action['key_text']}: {problem}")
             if is_dry:
@@ -85,6 +90,29 @@ def apply_plan(
     except _RollBack:
         pass
     return {"done": len(done), "skipped": skipped}
+
+
+def _in_any_order(
+    connection: Connection, actions: Sequence[Mapping[str, Any]], problem_of: Callable[[Mapping[str, Any]], str | None]
+) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+    """Each action, and what kept it from being done. One that a foreign key forbids may need another to be done first:
+    it is tried again after the others, as long as some of them are done.
+    """
+    while actions:
+        forbidden: list[Mapping[str, Any]] = []
+        why: psycopg.Error | None = None
+        for action in actions:
+            try:
+                with connection.transaction():
+                    problem = problem_of(action)
+            except REFERENCES as error:
+                forbidden.append(action)
+                why = error
+            else:
+                yield action, problem
+        if why is not None and len(forbidden) == len(actions):
+            raise why
+        actions = forbidden
 
 
 def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> int:
