@@ -237,6 +237,23 @@ def test_retention_takes_from_the_feed_partition_by_partition(world: World, begu
     assert log.told.startswith("2 commits of the log")
 
 
+def test_a_coordinator_whose_clock_is_behind(world: World, begun: Begun):
+    """What it decides during the run looks old, and its manifest stands behind what was read of the feed."""
+    forger = Forger(world.servers)
+    forger.manifest(transactional_id="old", number=1)
+    forger.decided("old", 1, at_ms=1)
+    with begun(feed_topic=forger.feed, log_topic=forger.log) as run, closing(Transactions(run)) as feed:
+        feed.check()
+        forger.decided("late", 1, 2, at_ms=1)
+        forger.manifest(transactional_id="late", number=1)
+        (finding,) = check_log(run, feed.manifests, feed.oldest_ms).findings
+        assert [sample.detail for sample in finding.samples] == [
+            "transaction late number 2: committed in the log, not in the feed"
+        ]
+        forger.manifest(transactional_id="late", number=2)
+        assert check_log(run, feed.manifests, feed.oldest_ms).findings == ()
+
+
 def test_no_decision_is_between_two_runs(world: World, spark: Any, monkeypatch: pytest.MonkeyPatch):
     """Too young for one run: the next one compares it, with its manifest, which the first one has read."""
     for module in (snapshot, log_state):
