@@ -153,7 +153,7 @@ def _moved(connection: Connection, plan: Mapping[str, Any]) -> tuple[set[str], A
     is_replayed = letters is None or letters[1] != plan.get("letters_replayed")
     moved: set[str] = set()
     now: Applied = {}
-    for source, topic, _, _, start, next_offset, beyond, _ in positions:
+    for source, topic, _, _, start, next_offset, beyond, *_ in positions:
         now[source] = [(start, next_offset), *((first, last) for first, last in beyond)]
         if is_replayed or plan["applied"].get(str(source)) != [list(each) for each in now[source]]:
             moved.add(topic)

@@ -250,6 +250,7 @@ def read_positions(snapshot: Snapshot, relay: str) -> list[Position]:
             next=row[5],
             beyond=tuple((first, last) for first, last in row[6]),
             high=row[7],
+            waited_for=tuple((int(source), end) for source, end in (row[8] or {}).items()),
         )
         for row in snapshot.rows("positions", relay=relay)
     ]

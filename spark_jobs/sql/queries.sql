@@ -4,7 +4,7 @@ SELECT relay, mode, fence FROM oncebox.relay ORDER BY relay;
 -- name: positions
 SELECT p.source, s.topic, replace(s.topic_id::text, '-', ''), s.partition, p.start_offset, p.next_offset,
     (SELECT coalesce(array_agg(ARRAY[lower(r), upper(r)] ORDER BY r), '{}') FROM unnest(p.applied_beyond) AS r),
-    p.high_offset
+    p.high_offset, p.waits_for
 FROM oncebox.position AS p JOIN oncebox.source AS s USING (source)
 WHERE p.relay = %(relay)s ORDER BY s.topic, s.partition, p.source;
 
