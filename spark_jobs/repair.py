@@ -9,13 +9,14 @@ table without the guard's columns nobody remembers deletes: it is left alone onc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
-from psycopg.errors import ForeignKeyViolation, RestrictViolation
+from psycopg.errors import ForeignKeyViolation, LockNotAvailable, RestrictViolation
 
 from spark_jobs.cut import merge
 from spark_jobs.database import OFFSET, SOURCE, digest_sql, identities_condition, record_digests
@@ -26,7 +27,7 @@ from spark_jobs.targets import Table, by_table, config_hash, read_target
 from spark_jobs.values import value_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from spark_jobs.cut import Range
     from spark_jobs.database import Ask, Identity
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 OWNER = "oncebox reconcile repair"
 FORMAT = 2
+LOCK_WAIT_MS = 60_000
 # A row refers to nothing, or is referred to. (The latter under RESTRICT has an error of its own since PostgreSQL 18.)
 REFERENCES = (ForeignKeyViolation, RestrictViolation)
 MOVED = (
@@ -64,7 +66,7 @@ def apply_plan(
     done: list[dict[str, Any]] = []
     skipped: list[str] = []
     try:
-        with psycopg.connect(dsn) as connection, connection.transaction():
+        with _one_transaction(dsn) as connection:
             tables = _prepared(connection, plan["relay"], plan["config_hash"])
             moved, now = _moved(connection, plan)
             seen = {int(source): [(one[0], one[1]) for one in each] for source, each in plan["applied"].items()}
@@ -121,7 +123,7 @@ def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> in
         raise ReconcileError("this file is no undo file: a repair writes one (--undo-file)")
     count = 0
     try:
-        with psycopg.connect(dsn) as connection, connection.transaction():
+        with _one_transaction(dsn) as connection:
             tables = _prepared(connection, undo["relay"], undo["config_hash"])
             for row in reversed(undo["rows"]):
                 count += _put_back(connection, tables[row["table"]], row)
@@ -137,6 +139,20 @@ def _is_document(document: Any, kind: str, names: Sequence[str]) -> bool:
     if not isinstance(document, dict) or not document.keys() >= set(names):
         return False
     return document.get("format") == FORMAT and document.get("kind") == kind
+
+
+@contextmanager
+def _one_transaction(dsn: str) -> Iterator[Connection]:
+    """The relay stands still behind its fence, so that nobody is waited for without end."""
+    try:
+        with psycopg.connect(dsn) as connection, connection.transaction():
+            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_WAIT_MS))
+            yield connection
+    except LockNotAvailable as error:
+        raise ReconcileError(
+            f"somebody else has locked what is to be changed, for {LOCK_WAIT_MS / 1000:g} s by now, and the relay "
+            "waits meanwhile: nothing is changed, try again"
+        ) from error
 
 
 def _prepared(connection: Connection, relay: str, wanted_hash: str) -> dict[str, Table]:

@@ -16,6 +16,7 @@ from psycopg import sql
 from oncebox import cli
 from oncebox.settings import kafka_settings
 from spark_jobs.database import digest_sql
+from spark_jobs.errors import ReconcileError
 from spark_jobs.findings import Kind
 from spark_jobs.jobs.repair import plan_of
 from spark_jobs.queries import query
@@ -272,7 +273,7 @@ def test_a_row_is_not_brought_back_that_a_record_of_another_partition_has_delete
 
 
 @pytest.mark.postgres
-def test_an_undo_changes_nothing_but_what_the_repair_has_changed(database: str):
+def test_an_undo_changes_nothing_but_what_the_repair_has_changed(database: str, monkeypatch: pytest.MonkeyPatch):
     """Columns that are not the relay's may have got new values since, and other rows may refer to the row."""
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute((files("relay") / "sql" / "schema.sql").read_text())
@@ -322,6 +323,12 @@ def test_an_undo_changes_nothing_but_what_the_repair_has_changed(database: str):
             "actions": [action],
         }
         undos: list[dict[str, Any]] = []
+        # Whoever holds the row holds up the relay, too, as long as the repair waits.
+        monkeypatch.setattr("spark_jobs.repair.LOCK_WAIT_MS", 100)
+        with psycopg.connect(database) as other:
+            other.execute("SELECT FROM parent FOR UPDATE")
+            with pytest.raises(ReconcileError, match="somebody else has locked"):
+                apply_plan(database, plan, keep=undos.append)
         assert apply_plan(database, plan, keep=undos.append)["done"] == 1
         connection.execute("UPDATE parent SET note = 'new'")
         for count in (1, 0):
