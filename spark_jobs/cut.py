@@ -51,6 +51,8 @@ class Position:
     next: int
     beyond: tuple[Range, ...]
     high: int
+    # A partition that was added to its topic: it was begun with when these sources were applied up to these offsets.
+    waited_for: tuple[tuple[int, int], ...] = ()
 
     @property
     def applied(self) -> tuple[Range, ...]:
@@ -161,6 +163,13 @@ def cut_source(position: Position, facts: PartitionFacts | None, *, verified: in
         ranges=merge([each for each in ranges if each[0] < each[1]]),
         verified=verified,
     )
+
+
+def waits(sources: Sequence[SourceCut]) -> dict[int, dict[int, int]]:
+    """Source → of each that was there before it, up to where the relay had applied that before it began with this one.
+    Below there, a row's record is older than any in this one, whatever the records' times say.
+    """
+    return {each.position.source: dict(each.position.waited_for) for each in sources if each.position.waited_for}
 
 
 def feed_ranges(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_jobs.cut import waits
 from spark_jobs.database import Bucket, Checksum
 from spark_jobs.encoding import HALF_BITS
 from spark_jobs.sources import letter_records, source_records
@@ -64,7 +65,7 @@ class Expectation:
             plain = self._kept.get(False)
             if plain is None:
                 plain = expected_frame(self._run, self._table, self._sources)
-            made = latest(plain) if is_latest else plain
+            made = latest(plain, waits(self._sources)) if is_latest else plain
             self._kept[is_latest] = _kept(made)
         return self._kept[is_latest]
 

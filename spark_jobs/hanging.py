@@ -6,6 +6,7 @@ nobody knows. Only commands that ask the coordinators first are given.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from spark_jobs.facts import read_facts
@@ -24,6 +25,8 @@ class Owner(NamedTuple):
     transactional_id: str
     number: int
     state: str
+    epoch: int
+    age_ms: int  # since it began
 
 
 def find_hanging(run: Run) -> list[Finding]:
@@ -37,23 +40,32 @@ def find_hanging(run: Run) -> list[Finding]:
     # Once more: the cut was taken when the run began, and what has ended since hangs no longer.
     now = read_facts(run.kafka, sorted({topic for topic, _ in old}))
     still = {}
-    for topic, partition in old:
+    for (topic, partition), before in old.items():
         facts = now.get(topic, {}).get(partition)
-        if facts is not None and _old(run, facts):
-            still[topic, partition] = facts
-    owners = _owners(run, {each.producer_id for facts in still.values() for each in _old(run, facts)})
-    return [
-        Finding(
-            kind=Kind.HANGING_TRANSACTION,
-            where=f"{topic}:{partition}",
-            count=len(_old(run, facts)),
-            samples=tuple(
-                Sample(detail=told(topic, partition, facts, each, owners.get(each.producer_id)))
-                for each in _old(run, facts)
-            ),
+        known = {_name(each) for each in _old(run, before)}
+        if facts is not None and (same := [each for each in _old(run, facts) if _name(each) in known]):
+            still[topic, partition] = (facts, same)
+    owners = _owners(run, {each.producer_id for _, same in still.values() for each in same})
+    findings = []
+    for (topic, partition), (facts, same) in still.items():
+        hanging = [each for each in same if not _is_young(run, each, owners.get(each.producer_id))]
+        samples = tuple(
+            Sample(detail=told(topic, partition, facts, each, owners.get(each.producer_id))) for each in hanging
         )
-        for (topic, partition), facts in still.items()
-    ]
+        if hanging:
+            where = f"{topic}:{partition}"
+            findings.append(Finding(kind=Kind.HANGING_TRANSACTION, where=where, count=len(hanging), samples=samples))
+    return findings
+
+
+def _name(each: OpenTransaction) -> tuple[int, int, int]:
+    """A producer that dates its records long ago has one after the other that looks old."""
+    return each.producer_id, each.epoch, each.offset_first
+
+
+def _is_young(run: Run, each: OpenTransaction, owner: Owner | None) -> bool:
+    """By the log, whatever the records' own times say."""
+    return owner is not None and owner.epoch == each.epoch and owner.age_ms < run.settings.hanging_age_ms
 
 
 def _old(run: Run, facts: PartitionFacts) -> Sequence[OpenTransaction]:
@@ -68,7 +80,13 @@ def _owners(run: Run, producer_ids: set[int]) -> Mapping[int, Owner]:
     if records is None or not producer_ids:
         return {}
     rows = open_transactions(records).filter(F.col("producer_id").isin(sorted(producer_ids))).collect()
-    return {row.producer_id: Owner(row.transactional_id, row.number, OPEN_STATES[row.state]) for row in rows}
+    now_ms = time.time_ns() // 1_000_000
+    return {
+        row.producer_id: Owner(
+            row.transactional_id, row.number, OPEN_STATES[row.state], row.epoch, now_ms - row.started_at_ms
+        )
+        for row in rows
+    }
 
 
 def told(topic: str, partition: int, facts: PartitionFacts, each: OpenTransaction, owner: Owner | None) -> str:

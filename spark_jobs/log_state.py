@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
@@ -12,7 +12,7 @@ from spark_jobs.cut import SETTLED_AFTER_MS
 from spark_jobs.facts import read_facts
 from spark_jobs.findings import Finding, Kind, Sample
 from spark_jobs.frames import literal_frame
-from spark_jobs.sources import topic_records
+from spark_jobs.sources import feed_manifests, topic_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 VERSION = 1  # of the log's records; newer ones are not read on a guess
 COMMITTED, ABORTED = 1, 2
 NOT_READ = -1  # in place of an outcome: of a record that cannot be read; its cause is the version, where that is newer
+OWED = -2  # likewise, of a commit whose manifest may not be in the feed yet
+PREPARE_COMMIT = 4
 LOG_OFFSETS_MAX = 100_000
 BOUND = (("partition", "int"), ("oldest_ms", "bigint"), ("is_cut_short", "boolean"))
 OUTCOME = T.StructType(
@@ -43,9 +45,10 @@ OPEN = T.StructType(
         T.StructField("producer_id", T.LongType()),
         T.StructField("state", T.IntegerType()),
         T.StructField("started_at_ms", T.LongType()),
+        T.StructField("epoch", T.IntegerType()),
     ]
 )
-OPEN_STATES = {2: "ONGOING", 3: "PREPARED", 4: "PREPARE_COMMIT", 5: "PREPARE_ABORT"}
+OPEN_STATES = {2: "ONGOING", 3: "PREPARED", PREPARE_COMMIT: "PREPARE_COMMIT", 5: "PREPARE_ABORT"}
 
 
 class NotReadError(Exception):
@@ -85,7 +88,11 @@ def decode_outcomes(key: bytes | None, value: bytes | None) -> list[tuple[Any, .
     if found is None:
         return []
     name, state = found
-    return [(name, each.number, each.result, each.cause, each.decided_at_ms) for each in state.outcomes]
+    owed = {each.number for each in state.transactions if each.state == PREPARE_COMMIT and not each.feed_offset_next}
+    return [
+        (name, each.number, OWED if each.number in owed else each.result, each.cause, each.decided_at_ms)
+        for each in state.outcomes
+    ]
 
 
 def decode_open(key: bytes | None, value: bytes | None) -> list[tuple[Any, ...]]:
@@ -98,7 +105,7 @@ def decode_open(key: bytes | None, value: bytes | None) -> list[tuple[Any, ...]]
         return []
     name, state = found
     return [
-        (name, each.number, each.producer_id, each.state, each.started_at_ms)
+        (name, each.number, each.producer_id, each.state, each.started_at_ms, each.epoch)
         for each in state.transactions
         if each.state in OPEN_STATES
     ]
@@ -156,30 +163,62 @@ def check_log(run: Run, manifests: DataFrame | None, oldest_ms: Mapping[int, int
     run.progress("comparing the coordinator's log with the feed")
     if manifests is None:
         manifests = run.spark.createDataFrame([], "transactional_id string, number bigint")
-    named = manifests.select("transactional_id", "number").distinct().withColumn("is_in_feed", F.lit(True))
-    joined = outcomes(records).join(named, ["transactional_id", "number"], "left")
-    bounds = [(partition, each, run.cut.feed_whole_from_ms[partition] is None) for partition, each in oldest_ms.items()]
-    frame = literal_frame(run.spark, BOUND, bounds)
-    joined = joined.join(F.broadcast(frame), "partition", "left")
-    # Young ones may have their manifest still on its way, or past the end up to which the feed is read: the next run's.
-    is_settled = F.col("decided_at_ms") <= run.cut.at_ms - SETTLED_AFTER_MS
-    is_absent = (F.col("result") == COMMITTED) & F.col("is_in_feed").isNull() & is_settled
-    is_missing = is_absent & (F.col("decided_at_ms") >= F.col("oldest_ms"))
-    is_wrong = (F.col("result") == ABORTED) & F.col("is_in_feed")
-    wrong = joined.filter(is_missing | is_wrong | (F.col("result") == NOT_READ))
-    counts = {(row.result, row.cause): row["count"] for row in wrong.groupBy("result", "cause").count().collect()}
+    named = manifests.select("transactional_id", "number")
+    compared = _compared(run, records, named, oldest_ms)
+    # Once more, with what stands in the feed by now: of a coordinator whose clock is behind all decisions look old.
+    if any(result != NOT_READ for result, _ in compared.counts):
+        later = feed_manifests(run.spark, run.kafka, settings.feed_topic, _feed_since(run))
+        if later is not None:
+            named = named.unionByName(later.select("transactional_id", "number"))
+            compared = _compared(run, records, named, oldest_ms)
+    wrong, counts = compared.wrong, compared.counts
     unchecked = not_read(settings.log_topic, {cause: n for (result, cause), n in counts.items() if result == NOT_READ})
-    count = sum(number for (result, _), number in counts.items() if result != NOT_READ)
-    told_old = _old_told(run, joined.filter(is_absent)) if any(each[2] for each in bounds) else ""
+    owed = sum(number for (result, _), number in counts.items() if result == OWED)
+    if owed:
+        unchecked = "; ".join(each for each in (unchecked, owed_told(settings.log_topic, owed)) if each)
+    count = sum(number for (result, _), number in counts.items() if result not in {NOT_READ, OWED})
+    told_old = _old_told(run, compared.absent) if None in run.cut.feed_whole_from_ms.values() else ""
     if not count:
         return LogCheck(unchecked=unchecked, told=told_old)
-    rows = wrong.filter(F.col("result") != NOT_READ).limit(settings.samples_max).collect()
+    rows = wrong.filter(~F.col("result").isin(NOT_READ, OWED)).limit(settings.samples_max).collect()
     told = {COMMITTED: "committed in the log, not in the feed", ABORTED: "aborted in the log, committed in the feed"}
     samples = tuple(
         Sample(detail=f"transaction {row.transactional_id} number {row.number}: {told[row.result]}") for row in rows
     )
     found = Finding(kind=Kind.LOG_DIFFERS, where=settings.log_topic, count=count, samples=samples)
     return LogCheck(findings=(found,), unchecked=unchecked, told=told_old)
+
+
+class _Compared(NamedTuple):
+    wrong: DataFrame
+    absent: DataFrame  # commits that are not in the feed, also such as need not be
+    counts: dict[tuple[int, int], int]  # of what is wrong: by result and cause
+
+
+def _compared(run: Run, records: DataFrame, named: DataFrame, oldest_ms: Mapping[int, int | None]) -> _Compared:
+    """`named`: the transactions that the feed tells of."""
+    in_feed = named.distinct().withColumn("is_in_feed", F.lit(True))
+    joined = outcomes(records).join(in_feed, ["transactional_id", "number"], "left")
+    bounds = [(partition, each, run.cut.feed_whole_from_ms[partition] is None) for partition, each in oldest_ms.items()]
+    frame = literal_frame(run.spark, BOUND, bounds)
+    joined = joined.join(F.broadcast(frame), "partition", "left")
+    # Young ones may have their manifest still on its way, or past the end up to which the feed is read: the next run's.
+    is_settled = F.col("decided_at_ms") <= run.cut.at_ms - SETTLED_AFTER_MS
+    is_absent = F.col("result").isin(COMMITTED, OWED) & F.col("is_in_feed").isNull() & is_settled
+    is_missing = is_absent & (F.col("decided_at_ms") >= F.col("oldest_ms"))
+    is_wrong = (F.col("result") == ABORTED) & F.col("is_in_feed")
+    wrong = joined.filter(is_missing | is_wrong | (F.col("result") == NOT_READ))
+    counts = {(row.result, row.cause): row["count"] for row in wrong.groupBy("result", "cause").count().collect()}
+    return _Compared(wrong, joined.filter(is_absent), counts)
+
+
+def _feed_since(run: Run) -> dict[int, Range]:
+    """Of the feed what has come since the cut."""
+    topic = run.settings.feed_topic
+    return {
+        partition: (max(run.cut.feed.get(partition, (0, 0))[1], each.log_start), each.stable)
+        for partition, each in read_facts(run.kafka, [topic]).get(topic, {}).items()
+    }
 
 
 def _old_told(run: Run, absent: DataFrame) -> str:
@@ -189,6 +228,11 @@ def _old_told(run: Run, absent: DataFrame) -> str:
     if not count:
         return ""
     return f"{count} commits of the log {run.settings.log_topic} are older than what retention has left of the feed"
+
+
+def owed_told(topic: str, count: int) -> str:
+    """A coordinator is gone between decision and manifest, or stands still; whoever leads next writes it."""
+    return f"{topic}: {count} commits are decided and not in the feed yet, which the coordinator owes: run again later"
 
 
 def not_read(topic: str, by_version: Mapping[int, int]) -> str:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_jobs.collect import Found, collected
-from spark_jobs.cut import merge
+from spark_jobs.cut import merge, waits
 from spark_jobs.database import NO_ROW, OFFSET, SOURCE, at_places, keys_condition, written_since
 from spark_jobs.expectation import expected_frame
 from spark_jobs.sources import table_rows
@@ -55,7 +55,7 @@ def older_rows(
     # Of what is past retention there are the dead letters, which are kept in the database.
     letters = replayed_in(run.cut.replayed, verified_and_lost(sources))
     expected = expected_frame(run, table, [*map(partial(since_touched, low=low), sources)], letters=letters)
-    expected = latest(expected) if table.first.is_keyed else expected
+    expected = latest(expected, waits(sources)) if table.first.is_keyed else expected
     found = difference.differences(
         expected, reduce(DataFrame.unionByName, parts), is_keyed=table.first.is_keyed, is_guarded=True
     )

@@ -9,12 +9,14 @@ table without the guard's columns nobody remembers deletes: it is left alone onc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
+from psycopg.errors import ForeignKeyViolation, LockNotAvailable, RestrictViolation
 
 from spark_jobs.cut import merge
 from spark_jobs.database import OFFSET, SOURCE, digest_sql, identities_condition, record_digests
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 OWNER = "oncebox reconcile repair"
 FORMAT = 2
+LOCK_WAIT_MS = 60_000
+# A row refers to nothing, or is referred to. (The latter under RESTRICT has an error of its own since PostgreSQL 18.)
+REFERENCES = (ForeignKeyViolation, RestrictViolation)
 MOVED = (
     "the relay has applied more since the plan was made, and a table without the guard's columns does not tell what: "
     "pause the relay (oncebox relay pause) and plan again"
@@ -61,20 +66,22 @@ def apply_plan(
     done: list[dict[str, Any]] = []
     skipped: list[str] = []
     try:
-        with psycopg.connect(dsn) as connection, connection.transaction():
+        with _one_transaction(dsn) as connection:
             tables = _prepared(connection, plan["relay"], plan["config_hash"])
             moved, now = _moved(connection, plan)
             seen = {int(source): [(one[0], one[1]) for one in each] for source, each in plan["applied"].items()}
-            for action in plan["actions"]:
+
+            def problem_of(action: Mapping[str, Any]) -> str | None:
                 table = tables.get(action["table"])
                 if table is None:
-                    problem: str | None = "its table is gone"
-                elif not table.first.guard and moved & set(table.topics):
-                    problem = MOVED
-                elif table.first.guard and overtaken(action["found"], seen, now):
-                    problem = OVERTAKEN
-                else:
-                    problem = _carry_out(connection, table, action, done, partial(_is_new, seen=seen, now=now))
+                    return "its table is gone"
+                if not table.first.guard and moved & set(table.topics):
+                    return MOVED
+                if table.first.guard and overtaken(action["found"], seen, now):
+                    return OVERTAKEN
+                return _carry_out(connection, table, action, done, partial(_is_new, seen=seen, now=now))
+
+            for action, problem in _in_any_order(connection, plan["actions"], problem_of):
                 if problem:
                     skipped.append(f"{action['table']} {action['key_text']}: {problem}")
             if is_dry:
@@ -87,13 +94,36 @@ def apply_plan(
     return {"done": len(done), "skipped": skipped}
 
 
+def _in_any_order(
+    connection: Connection, actions: Sequence[Mapping[str, Any]], problem_of: Callable[[Mapping[str, Any]], str | None]
+) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+    """Each action, and what kept it from being done. One that a foreign key forbids may need another to be done first:
+    it is tried again after the others, as long as some of them are done.
+    """
+    while actions:
+        forbidden: list[Mapping[str, Any]] = []
+        why: psycopg.Error | None = None
+        for action in actions:
+            try:
+                with connection.transaction():
+                    problem = problem_of(action)
+            except REFERENCES as error:
+                forbidden.append(action)
+                why = error
+            else:
+                yield action, problem
+        if why is not None and len(forbidden) == len(actions):
+            raise why
+        actions = forbidden
+
+
 def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> int:
     """Puts back the rows as they were; those that are not as the repair left them stay as they are."""
     if not _is_document(undo, "undo", ("relay", "config_hash", "rows")):
         raise ReconcileError("this file is no undo file: a repair writes one (--undo-file)")
     count = 0
     try:
-        with psycopg.connect(dsn) as connection, connection.transaction():
+        with _one_transaction(dsn) as connection:
             tables = _prepared(connection, undo["relay"], undo["config_hash"])
             for row in reversed(undo["rows"]):
                 count += _put_back(connection, tables[row["table"]], row)
@@ -111,6 +141,20 @@ def _is_document(document: Any, kind: str, names: Sequence[str]) -> bool:
     return document.get("format") == FORMAT and document.get("kind") == kind
 
 
+@contextmanager
+def _one_transaction(dsn: str) -> Iterator[Connection]:
+    """The relay stands still behind its fence, so that nobody is waited for without end."""
+    try:
+        with psycopg.connect(dsn) as connection, connection.transaction():
+            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_WAIT_MS))
+            yield connection
+    except LockNotAvailable as error:
+        raise ReconcileError(
+            f"somebody else has locked what is to be changed, for {LOCK_WAIT_MS / 1000:g} s by now, and the relay "
+            "waits meanwhile: nothing is changed, try again"
+        ) from error
+
+
 def _prepared(connection: Connection, relay: str, wanted_hash: str) -> dict[str, Table]:
     connection.execute(AS_THE_RELAY)
     tables = _tables(connection, relay, wanted_hash)
@@ -125,7 +169,7 @@ def _moved(connection: Connection, plan: Mapping[str, Any]) -> tuple[set[str], A
     is_replayed = letters is None or letters[1] != plan.get("letters_replayed")
     moved: set[str] = set()
     now: Applied = {}
-    for source, topic, _, _, start, next_offset, beyond, _ in positions:
+    for source, topic, _, _, start, next_offset, beyond, *_ in positions:
         now[source] = [(start, next_offset), *((first, last) for first, last in beyond)]
         if is_replayed or plan["applied"].get(str(source)) != [list(each) for each in now[source]]:
             moved.add(topic)
@@ -318,6 +362,18 @@ def _put_back(connection: Connection, table: Table, row: Mapping[str, Any]) -> i
     now = [digest for _, digest in _rows(connection, table, place)]
     if now != ([] if row["written"] is None else [row["written"]]):
         return 0
+    if len(now) == len(row["before"]) == 1:
+        # Only what the repair has written: other columns may be newer by now, and a delete takes with it what refers to
+        # the row.
+        guard = (SOURCE, OFFSET) if table.first.guard else ()
+        written = sql.SQL(", ").join(map(sql.Identifier, (*table.first.columns_named, *guard)))
+        connection.execute(
+            sql.SQL(
+                "UPDATE {t} SET ({names}) = (SELECT {names} FROM json_populate_record(NULL::{t}, %s::json)) WHERE {w}"
+            ).format(t=relation, names=written, w=place),
+            row["before"],
+        )
+        return 1
     connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(relation, place))
     listed = connection.execute(query("columns"), {"table": relation.as_string(connection)}).fetchall()
     names = sql.SQL(", ").join(sql.Identifier(name) for name, _, is_generated in listed if not is_generated)

@@ -200,6 +200,7 @@ def _line(error: Exception) -> str:
 
 
 def prepared(session: SparkSession) -> SparkSession:
-    """Times are compared as UTC, whatever the machine thinks."""
+    """Times are compared as UTC, whatever the machine thinks. Fields that differ only in case are two, as in JSON."""
     session.conf.set("spark.sql.session.timeZone", "UTC")
+    session.conf.set("spark.sql.caseSensitive", "true")
     return session

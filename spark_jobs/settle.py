@@ -35,7 +35,7 @@ Place = tuple[int, int]  # source, offset
 # neighbours, so that few records are read again.
 ASKED_MAX = 1_000
 SUPERSEDED, COMPACTED = "superseded", "compacted"
-TIED, UNTOLD, REWOUND, LETTER = "tied", "untold", "rewound", "letter"
+TIED, UNTOLD, REWOUND, LETTER, BEFORE = "tied", "untold", "rewound", "letter", "before"
 IN_DOUBT = {difference.EXTRA, difference.AHEAD, difference.MOVED}
 SIMPLE = {
     difference.MISSING: Kind.ROW_MISSING,
@@ -69,6 +69,8 @@ class Settler:
         is_rewound = table.first.is_keyed and any(
             source.position.is_rewound for source in self._cut.of_topics(table.topics)
         )
+        # A table may hold what came before the place where the relay began; nothing tells those rows from others' own.
+        begins_late = any(source.position.start for source in self._cut.of_topics(table.topics))
         settled = []
         for suspect in suspects:
             is_untold = _place(suspect) in without_key or (
@@ -82,6 +84,8 @@ class Settler:
                 settled.append(Settled(suspect=suspect, kind=None, detail=TIED if suspect in tied else UNTOLD))
             elif suspect.opinion == difference.MISSING and is_rewound:
                 settled.append(Settled(suspect=suspect, kind=None, detail=REWOUND))
+            elif begins_late and _is_of_nothing(suspect):
+                settled.append(Settled(suspect=suspect, kind=None, detail=BEFORE))
             elif suspect.opinion in SIMPLE:
                 settled.append(Settled(suspect=suspect, kind=SIMPLE[suspect.opinion]))
             else:
@@ -277,6 +281,11 @@ def _place(suspect: Suspect) -> Place | None:
         return None
     source, offset = suspect.found
     return None if source is None or offset is None else (source, offset)
+
+
+def _is_of_nothing(suspect: Suspect) -> bool:
+    """An extra row of which neither its key nor what stands in it names a record."""
+    return suspect.opinion == difference.EXTRA and suspect.expected is None and suspect.found == (None, None)
 
 
 def _is_moved(suspect: Suspect) -> bool:

@@ -73,12 +73,19 @@ class Snapshot:
             if connection is not None:
                 connection.close()
 
-    def calculated(self, statement: Any) -> list[tuple[Any, ...]]:
-        """Of a query that reads no table. In a session of its own: what PostgreSQL refuses would end the snapshot."""
+    def has_storage_of(self, schema: str, table: str) -> bool:
+        """Whether the table's rows are where they were. To an old snapshot a table that was emptied or rewritten since
+        (TRUNCATE, some ALTER TABLE) is empty, and one that VACUUM FULL has moved is read in two places.
+        """
+        statement, names = query("storage"), {"schema": schema, "table": table}
+        return set(self.execute(statement, names)) <= set(self.calculated(statement, names))
+
+    def calculated(self, statement: Any, parameters: Any = None) -> list[tuple[Any, ...]]:
+        """Outside of the snapshot, in a session of its own: what PostgreSQL refuses would end the snapshot."""
         if self._calculator is None:
             self._calculator = psycopg.connect(self._dsn, autocommit=True, application_name=APPLICATION)
             self._calculator.execute("SET TIME ZONE 'UTC'")
-        return list(self._calculator.execute(statement).fetchall())
+        return list(self._calculator.execute(statement, parameters).fetchall())
 
     def rows(self, name: str, **parameters: object) -> list[tuple[Any, ...]]:
         return self.execute(query(name), parameters)
@@ -136,7 +143,8 @@ def jdbc_place(connection: psycopg.Connection[Any]) -> dict[str, str]:
         "password": info.password,
         "ApplicationName": APPLICATION,
     }
-    for name in ("sslmode", "sslrootcert", "sslcert", "sslkey"):
+    # (In `options` stands where names are looked for, or as whom: a table of the same name may be elsewhere.)
+    for name in ("options", "sslmode", "sslrootcert", "sslcert", "sslkey"):
         if name in used:
             options[name] = used[name]
     return options
@@ -242,6 +250,7 @@ def read_positions(snapshot: Snapshot, relay: str) -> list[Position]:
             next=row[5],
             beyond=tuple((first, last) for first, last in row[6]),
             high=row[7],
+            waited_for=tuple((int(source), end) for source, end in (row[8] or {}).items()),
         )
         for row in snapshot.rows("positions", relay=relay)
     ]

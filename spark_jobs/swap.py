@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from spark_jobs.cut import waits
 from spark_jobs.database import OFFSET, SOURCE, composed, in_cut
 from spark_jobs.encoding import sql_row
 from spark_jobs.errors import CannotCheckError, ReconcileError
@@ -82,10 +83,12 @@ class Swap:
 
     def _make(self, staged: sql.Identifier) -> None:
         self._run(
-            "CREATE TEMPORARY TABLE {newest} ON COMMIT DROP AS SELECT DISTINCT ON (key_text, source) * FROM {staged} "
+            "CREATE TEMPORARY TABLE {newest} ON COMMIT DROP AS SELECT DISTINCT ON (key_text, source) *, "
+            "false AS is_past FROM {staged} "
             "ORDER BY key_text, source, record_offset DESC",
             staged=staged,
         )
+        self._forget_what_was_waited_for()
         unknown = self._count(
             "SELECT count(*) FROM {newest} WHERE key_text IS NULL OR (texts IS NULL AND NOT is_delete)"
         )
@@ -93,7 +96,7 @@ class Swap:
             raise ReconcileError(f"{self._table.name}: {unknown} records have keys or values that cannot be told here")
         tied = self._count(
             "SELECT count(*) FROM (SELECT FROM (SELECT key_text, rank() OVER (PARTITION BY key_text "
-            "ORDER BY record_ms DESC) AS place FROM {newest}) AS r WHERE place = 1 GROUP BY key_text "
+            "ORDER BY record_ms DESC) AS place FROM {newest} WHERE NOT is_past) AS r WHERE place = 1 GROUP BY key_text "
             "HAVING count(*) > 1) AS ties"
         )
         if tied:
@@ -106,8 +109,8 @@ class Swap:
         self._run(
             "CREATE TEMPORARY TABLE {made} ON COMMIT DROP AS "
             "SELECT key_text, source AS s, record_offset AS o, {columns} "
-            "FROM (SELECT DISTINCT ON (key_text) * FROM {newest} ORDER BY key_text, record_ms DESC) AS n "
-            "WHERE NOT is_delete",
+            "FROM (SELECT DISTINCT ON (key_text) * FROM {newest} WHERE NOT is_past ORDER BY key_text, record_ms DESC) "
+            "AS n WHERE NOT is_delete",
             columns=sql.SQL(", ").join(columns),
         )
         for name in (NEWEST, MADE):
@@ -119,6 +122,16 @@ class Swap:
             raise ReconcileError(
                 f"{self._table.name}: Spark and PostgreSQL read the keys of {differing} records differently; "
                 "let the relay rebuild it: oncebox relay rebuild"
+            )
+
+    def _forget_what_was_waited_for(self) -> None:
+        """Of a key that has moved to a partition that was added: what the relay had applied before it began there."""
+        ends = [(new, old, end) for new, each in waits(self._sources).items() for old, end in each.items()]
+        if ends:
+            self._run(
+                "UPDATE {newest} AS n SET is_past = true FROM {newest} AS o, (VALUES {ends}) AS w (new, old, until) "
+                "WHERE o.key_text = n.key_text AND o.source = w.new AND n.source = w.old AND n.record_offset < w.until",
+                ends=sql.SQL(", ").join(sql.SQL("({}, {}, {}::bigint)").format(*each) for each in ends),
             )
 
     # --- what must not be lost ----------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ class Transactions:
             place
             for each in settled
             for place in (each.suspect.expected, each.suspect.found)
-            if each.kind is not None and place is not None and place[0] is not None
+            if each.kind is not None and place is not None and None not in place
         }
         names = self.names(places)  # type: ignore[arg-type]
         positions = {source.position.source: source.position for source in self._run.cut.sources}
@@ -231,6 +231,7 @@ class Transactions:
             is_ahead = (
                 each.kind in {Kind.ROW_EXTRA, Kind.ROW_DIFFERS}
                 and found is not None
+                and None not in found
                 and found[0] in positions
                 and found[1] >= positions[found[0]].next
                 and not positions[found[0]].has_applied(found[1])

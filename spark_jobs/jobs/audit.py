@@ -31,17 +31,20 @@ def audit(settings: ReconcileSettings, *, hours: float, session: SparkSession | 
 def _audit(spark: SparkSession, settings: ReconcileSettings, hours: float) -> dict[str, Any]:
     kafka = kafka_settings(settings.kafka, client_id="oncebox-audit")
     facts = read_facts(kafka, [settings.log_topic, settings.feed_topic])
+    for what, name in (("feed", settings.feed_topic), ("log", settings.log_topic)):
+        if name not in facts:
+            raise CannotCheckError(f"the {what} {name} does not exist, or must not be read: is it the coordinators'?")
     ranges = {
         topic: {partition: (each.log_start, each.stable) for partition, each in partitions.items()}
         for topic, partitions in facts.items()
     }
     since_ms = round(time.time() * 1000 - hours * 60 * MINUTES)
-    manifests = feed_manifests(spark, kafka, settings.feed_topic, ranges.get(settings.feed_topic, {}))
+    manifests = feed_manifests(spark, kafka, settings.feed_topic, ranges[settings.feed_topic])
     figures: dict[str, Any] = {"hours": hours, "committed": 0, "aborted_by_cause": {}, "open": []}
     if manifests is not None:
         _refuse_newer(manifests, settings.feed_topic)
         figures |= commits(manifests, since_ms)
-    log = topic_records(spark, kafka, {settings.log_topic: ranges.get(settings.log_topic, {})}, is_committed=False)
+    log = topic_records(spark, kafka, {settings.log_topic: ranges[settings.log_topic]}, is_committed=False)
     if log is not None:
         figures |= log_figures(log, settings.log_topic, since_ms)
     return figures

@@ -4,7 +4,7 @@ SELECT relay, mode, fence FROM oncebox.relay ORDER BY relay;
 -- name: positions
 SELECT p.source, s.topic, replace(s.topic_id::text, '-', ''), s.partition, p.start_offset, p.next_offset,
     (SELECT coalesce(array_agg(ARRAY[lower(r), upper(r)] ORDER BY r), '{}') FROM unnest(p.applied_beyond) AS r),
-    p.high_offset
+    p.high_offset, p.waits_for
 FROM oncebox.position AS p JOIN oncebox.source AS s USING (source)
 WHERE p.relay = %(relay)s ORDER BY s.topic, s.partition, p.source;
 
@@ -66,6 +66,17 @@ FROM pg_partition_tree(to_regclass(%(table)s)) AS t WHERE t.isleaf
 UNION ALL
 SELECT to_regclass(%(table)s)::text, pg_relation_size(to_regclass(%(table)s)) / current_setting('block_size')::bigint
 WHERE NOT EXISTS (SELECT FROM pg_partition_tree(to_regclass(%(table)s)));
+
+-- name: storage
+-- Of a table and its partitions: the files of rows. By names and ids as the asking session's snapshot has them.
+WITH RECURSIVE part AS (
+    SELECT c.oid, c.relfilenode FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = %(schema)s AND c.relname = %(table)s
+    UNION ALL
+    SELECT c.oid, c.relfilenode FROM part JOIN pg_inherits AS i ON i.inhparent = part.oid
+    JOIN pg_class AS c ON c.oid = i.inhrelid
+)
+SELECT oid, relfilenode FROM part;
 
 -- name: insert_run
 INSERT INTO oncebox.reconciliation_runs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -9,9 +11,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_jobs.encoding import HALF_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
+
+
+NOTHING: Mapping[int, Mapping[int, int]] = MappingProxyType({})
 
 
 def bucket_of(width: int) -> Column:
@@ -46,16 +51,17 @@ def latest_of_source(rows: DataFrame, also: Sequence[str] = ()) -> DataFrame:
     return rows.groupBy("key_text", "source").agg(newest.alias("of_source"), F.count(F.lit(1)).alias("records"))
 
 
-def latest(rows: DataFrame) -> DataFrame:
+def latest(rows: DataFrame, waits: Mapping[int, Mapping[int, int]] = NOTHING) -> DataFrame:
     """The last record of each key. Within a source the highest offset counts; a key that moved to another partition
-    (partitions were added) is where its newest record is. Of two of the same time nobody can tell; a delete is taken
+    (partitions were added) is where its newest record is: in that which waited for the others (`waits`, see
+    spark_jobs.cut), behind that by the records' times. Of two of the same time nobody can tell; a delete is taken
     then, so that what is left is a row with a record of its own, which tells of the tie.
 
     Records whose key cannot be told have one row for all of them, without a key and with their number as `untold`.
     """
     by_source = latest_of_source(rows)
     order = F.struct("of_source.timestamp", "of_source.is_delete", "source")
-    chosen = F.max_by(F.struct("source", "of_source"), order)
+    chosen = F.max_by(F.struct("source", "of_source"), order) if not waits else _newest_behind(waits)
     return (
         by_source.groupBy("key_text")
         .agg(chosen.alias("chosen"), F.sum("records").alias("records"))
@@ -69,3 +75,26 @@ def latest(rows: DataFrame) -> DataFrame:
             F.when(F.col("key_text").isNull(), F.col("records")).alias("untold"),
         )
     )
+
+
+def _newest_behind(waits: Mapping[int, Mapping[int, int]]) -> Column:
+    """Of a key's records, one of each source: without those that a source waited for in which the key occurs, too."""
+    ends = F.from_json(F.lit(json.dumps(waits)), "map<string, map<string, bigint>>")
+
+    def is_before(one: Column, other: Column) -> Column:
+        waited_for = F.try_element_at(ends, other["source"].cast("string"))
+        end = F.try_element_at(waited_for, one["source"].cast("string"))
+        return F.coalesce(one["of_source"]["offset"] < end, F.lit(False))
+
+    def ordered(one: Column) -> Column:
+        record = one["of_source"]
+        return F.struct(
+            record["timestamp"].alias("timestamp"),
+            record["is_delete"].alias("is_delete"),
+            one["source"].alias("source"),
+            record.alias("of_source"),
+        )
+
+    each = F.collect_list(F.struct("source", "of_source"))
+    left = F.filter(each, lambda one: ~F.exists(each, lambda other: is_before(one, other)))
+    return F.array_max(F.transform(left, ordered))

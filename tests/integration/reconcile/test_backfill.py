@@ -283,6 +283,32 @@ def test_a_key_that_moved_to_another_partition(world: World, backfilled: Backfil
         backfilled()
 
 
+def test_a_partition_that_waited_has_the_newer_records(
+    world: World, backfilled: Backfilled, check: Callable[..., Result]
+):
+    """The relay begins with one that was added when all that stood in the others is applied, whatever the times say."""
+    topic = world.topics["accounts"]
+    old, new = (world.sources[topic, partition] for partition in range(2))
+    at_ms = time.time_ns() // 1_000_000
+    for key in ("1", "2", "3"):
+        produce(world, 0, key, f'{{"id": {key}, "name": "old"}}'.encode(), at_ms)
+    produce(world, 1, "1", b'{"id": 1, "name": "new"}', at_ms - 1_000)
+    produce(world, 1, "2", None, at_ms)
+    produce(world, 1, "3", b'{"id": 3, "name": "older"}', at_ms - 1_000)
+    # By somebody who had not heard of the new partition yet: what came behind that is told by the times.
+    produce(world, 0, "3", b'{"id": 3, "name": "newest"}', at_ms + 1)
+    world.advance("accounts")
+    world.run("UPDATE oncebox.position SET waits_for = %s WHERE source = %s", [json.dumps({str(old): 3}), new])
+    world.run(
+        "INSERT INTO accounts (id, name, oncebox_source, oncebox_offset) "
+        "VALUES (1, 'new', %s, 0), (3, 'newest', %s, 3)",
+        [new, old],
+    )
+    result = check()
+    assert (result.findings, result.unchecked) == ((), ())
+    assert counted(backfilled()) == (2, 0, 0, 0)
+
+
 def test_dead_letters_count_as_they_were_replayed(world: World, backfilled: Backfilled):
     source = world.sources[world.topics["accounts"], 0]
     for offset, name in enumerate(("right", "parked", "spoilt")):

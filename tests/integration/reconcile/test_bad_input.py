@@ -14,11 +14,15 @@ from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[att
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from oncebox.local import LocalPostgres
+from spark_jobs.database import EACH_ROW
 from spark_jobs.errors import CannotCheckError, ReconcileError
 from spark_jobs.findings import Kind
 from spark_jobs.jobs import reconcile as job
 from spark_jobs.jobs.reconcile import run
+from spark_jobs.reconcile import reconcile
 from spark_jobs.snapshot import APPLICATION, Snapshot
+from spark_jobs.sources import table_rows
+from spark_jobs.targets import by_table, read_target
 from tests.support.coordinator import read_committed
 from tests.support.kafka import await_partitions, create_topic
 from tests.support.reconcile import COLUMNS, World, mapping
@@ -126,6 +130,17 @@ def test_spark_connects_as_the_snapshot_does(database: str, monkeypatch: pytest.
     assert (options["user"], options["password"]) == (given["user"], given.get("password") or "none")
 
 
+def test_spark_sees_the_tables_that_the_snapshot_sees(database: str, spark: Any):
+    """Also where the address says in which schema names are looked for, and another one has the same name."""
+    (table,) = by_table([read_target("t", "shop", "t", mapping({"id": "bigint"}, ["id"], guard=False))])
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA shop; CREATE TABLE shop.t (id bigint); CREATE TABLE public.t (id bigint)")
+        connection.execute("INSERT INTO shop.t VALUES (1); INSERT INTO public.t VALUES (2), (3)")
+    with Snapshot(make_conninfo(database, options="-c search_path=shop")) as snapshot:
+        rows = table_rows(spark, snapshot, table, EACH_ROW).collect()
+    assert [row.key_text for row in rows] == ["1;"]
+
+
 def test_wrong_places(world: World, spark: Any, postgres: Any):
     with pytest.raises(ReconcileError, match="no tables of a relay"):
         run(
@@ -153,6 +168,27 @@ def test_the_snapshot_holder_is_killed(world: World, spark: Any):
     with pytest.raises(CannotCheckError, match="run again"):
         run(world.settings(), kill, session=spark)
     assert world.run("SELECT to_regclass('oncebox.reconciliation_runs')") == [(None,)]
+
+
+def test_a_table_that_is_emptied_or_rewritten_meanwhile(world: World, spark: Any):
+    """PostgreSQL then shows an old snapshot an empty table. A rebuild does the one, a relay that widens a column the
+    other.
+    """
+    world.transfer(1, 2)
+    world.apply()
+    world.run("INSERT INTO journal (id, account) VALUES (7, 7)")
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        if not told:
+            world.run("TRUNCATE accounts")
+            world.run("ALTER TABLE journal ALTER account TYPE bigint")
+        told.append(text)
+
+    result, _, _ = reconcile(spark, world.settings(), tell)
+    assert (result.findings, result.exit_code) == ((), 2)
+    wanted = {f"public.{table}: was emptied or rewritten while it was compared" for table in ("accounts", "journal")}
+    assert {note.partition(";")[0] for note in result.unchecked} == wanted
 
 
 @pytest.fixture

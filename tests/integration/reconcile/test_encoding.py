@@ -20,6 +20,7 @@ from psycopg import sql
 from spark_jobs.columns import Column, parse_type
 from spark_jobs.encoding import VECTORS, sql_column, sql_digest
 from spark_jobs.records import Number
+from spark_jobs.session import prepared
 from spark_jobs.targets import Target
 from spark_jobs.transforms.expected import expected_rows
 from spark_jobs.values import value_sql
@@ -144,6 +145,16 @@ def test_documents_past_the_bounds_of_sparks_parser(spark: Any):
     values = [f'{{"c0": 1, "c1": 2, "x": {digits}}}', f'{{"c0": 1, "c1": {digits}}}']
     wanted = ["1;2;", f"1;{digits};"]
     assert by_spark(spark, columns, values) == [int(hashlib.md5(text.encode()).hexdigest()[:15], 16) for text in wanted]
+
+
+def test_fields_that_differ_only_in_case(spark: Any):
+    columns = tuple(
+        replace(column, name=name, path=(name,))
+        for column, name in zip(columns_of(["bigint", "text", "text"]), ("id", "Id", "ID"), strict=True)
+    )
+    value = '{"ID": "upper", "id": 1, "Id": "both"}'
+    digest = int(hashlib.md5(b"1;4:both5:upper").hexdigest()[:15], 16)
+    assert by_spark(prepared(spark), columns, [value]) == [digest]
 
 
 def test_a_key_that_is_the_document_null(spark: Any):

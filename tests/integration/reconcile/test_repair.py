@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from oncebox import cli
 from oncebox.settings import kafka_settings
+from spark_jobs.database import digest_sql
+from spark_jobs.errors import ReconcileError
 from spark_jobs.findings import Kind
 from spark_jobs.jobs.repair import plan_of
 from spark_jobs.queries import query
 from spark_jobs.reconcile import reconcile
 from spark_jobs.records import Record, to_json
-from spark_jobs.repair import FORMAT, OVERTAKEN, apply_plan
+from spark_jobs.repair import FORMAT, OVERTAKEN, apply_plan, apply_undo
 from spark_jobs.settle import Settler
 from spark_jobs.snapshot import Snapshot
-from spark_jobs.targets import config_hash
+from spark_jobs.targets import by_table, config_hash, read_target
 from spark_jobs.verdict import Verdict
 from tests.support.coordinator import read_committed
 from tests.support.reconcile import mapping
@@ -267,3 +270,145 @@ def test_a_row_is_not_brought_back_that_a_record_of_another_partition_has_delete
         assert sorted(connection.execute("SELECT id FROM public.moved").fetchall()) == [(1,), (3,)]
     assert [each.partition(":")[0] for each in done["skipped"]] == ["public.moved 2;", "public.moved 4;"]
     assert all("a newer record has deleted it" in each for each in done["skipped"])
+
+
+@pytest.mark.postgres
+def test_an_undo_changes_nothing_but_what_the_repair_has_changed(database: str, monkeypatch: pytest.MonkeyPatch):
+    """Columns that are not the relay's may have got new values since, and other rows may refer to the row."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute((files("relay") / "sql" / "schema.sql").read_text())
+        connection.execute(
+            "CREATE TABLE public.parent (id bigint PRIMARY KEY, name text, note text, made bigint GENERATED ALWAYS AS "
+            "IDENTITY, oncebox_source integer, oncebox_offset bigint)"
+        )
+        connection.execute("CREATE TABLE public.child (parent bigint REFERENCES public.parent ON DELETE CASCADE)")
+        connection.execute("INSERT INTO oncebox.relay (relay, mode) VALUES ('r', 'partition')")
+        connection.execute(
+            "INSERT INTO oncebox.target (relay, topic, table_schema, table_name, mapping) "
+            "VALUES ('r', 't', 'public', 'parent', %s)",
+            [json.dumps(mapping({"id": "bigint", "name": "text"}, ["id"]))],
+        )
+        connection.execute(
+            "INSERT INTO oncebox.source (topic, topic_id, partition) VALUES ('t', %s, 0)", [uuid.uuid4()]
+        )
+        ((source,),) = connection.execute("SELECT source FROM oncebox.source").fetchall()
+        connection.execute(
+            "INSERT INTO parent (id, name, note, oncebox_source, oncebox_offset) VALUES (1, 'spoilt', 'old', %s, 0)",
+            [source],
+        )
+        connection.execute("INSERT INTO child VALUES (1)")
+        mappings = connection.execute(query("targets"), {"relay": "r"}).fetchall()
+        hashed = config_hash([(row[0], row[1], row[2], row[3]) for row in mappings])
+        (table,) = by_table([read_target(*row) for row in mappings])
+        ((digest,),) = connection.execute(sql.SQL("SELECT {} FROM parent").format(digest_sql(table.first))).fetchall()
+        record = Record(topic="t", partition=0, offset=0, timestamp_ms=0, key=b"1", value=b'{"id": 1, "name": "one"}')
+        action = {
+            "do": "write",
+            "table": "public.parent",
+            "key_text": "1;",
+            "found": [source, 0],
+            "copies": 1,
+            "digest": digest,
+            "why": "row differs",
+            "source": source,
+            "record": to_json(record),
+        }
+        plan: dict[str, Any] = {
+            "format": FORMAT,
+            "kind": "plan",
+            "relay": "r",
+            "config_hash": hashed,
+            "applied": {str(source): [[0, 5]]},
+            "letters_replayed": 0,
+            "actions": [action],
+        }
+        undos: list[dict[str, Any]] = []
+        # Whoever holds the row holds up the relay, too, as long as the repair waits.
+        monkeypatch.setattr("spark_jobs.repair.LOCK_WAIT_MS", 100)
+        with psycopg.connect(database) as other:
+            other.execute("SELECT FROM parent FOR UPDATE")
+            with pytest.raises(ReconcileError, match="somebody else has locked"):
+                apply_plan(database, plan, keep=undos.append)
+        assert apply_plan(database, plan, keep=undos.append)["done"] == 1
+        connection.execute("UPDATE parent SET note = 'new'")
+        for count in (1, 0):
+            assert apply_undo(database, json.loads(json.dumps(undos[0]))) == count
+            assert connection.execute("SELECT id, name, note, made FROM parent").fetchall() == [(1, "spoilt", "new", 1)]
+            assert connection.execute("SELECT parent FROM child").fetchall() == [(1,)]
+
+
+@pytest.mark.postgres
+def test_rows_that_refer_to_each_other_are_mended_whatever_their_order(database: str):
+    """As a delete that cascades leaves them; tables stand in a plan in the order of their names."""
+    tables = {"child": "bigint REFERENCES public.parent", "parent": "bigint REFERENCES public.parent"}
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute((files("relay") / "sql" / "schema.sql").read_text())
+        connection.execute("INSERT INTO oncebox.relay (relay, mode) VALUES ('r', 'partition')")
+        for name, reference in reversed(tables.items()):
+            connection.execute(
+                f"CREATE TABLE public.{name} (id bigint PRIMARY KEY, refers {reference}, oncebox_source integer, "
+                "oncebox_offset bigint)"
+            )
+            connection.execute(
+                "INSERT INTO oncebox.target (relay, topic, table_schema, table_name, mapping) "
+                "VALUES ('r', %s, 'public', %s, %s)",
+                [f"{name}-topic", name, json.dumps(mapping({"id": "bigint", "refers": "bigint"}, ["id"]))],
+            )
+            connection.execute(
+                "INSERT INTO oncebox.source (topic, topic_id, partition) VALUES (%s, %s, 0)", [name, uuid.uuid4()]
+            )
+        # By hand: 20 refers to 10.
+        connection.execute("INSERT INTO parent (id) VALUES (10); INSERT INTO child (id, refers) VALUES (20, 10)")
+        mappings = connection.execute(query("targets"), {"relay": "r"}).fetchall()
+        by_name = {table.table: table for table in by_table([read_target(*row) for row in mappings])}
+
+        def row(name: str, key: int) -> dict[str, Any]:
+            return {"table": f"public.{name}", "key_text": f"{key};", "found": None, "why": ""}
+
+        def write(name: str, key: int, refers: int | None) -> dict[str, Any]:
+            value = json.dumps({"id": key, "refers": refers}).encode()
+            record = Record(topic=f"{name}-topic", partition=0, offset=2, timestamp_ms=0, key=None, value=value)
+            return {
+                **row(name, key),
+                "do": "write",
+                "copies": 0,
+                "digest": None,
+                "source": 1,
+                "record": to_json(record),
+            }
+
+        def delete(name: str, key: int) -> dict[str, Any]:
+            found = sql.SQL("SELECT {} FROM {}").format(digest_sql(by_name[name].first), sql.Identifier(name))
+            ((digest,),) = connection.execute(found).fetchall()
+            return {**row(name, key), "do": "delete", "copies": 1, "digest": digest}
+
+        plan: dict[str, Any] = {
+            "format": FORMAT,
+            "kind": "plan",
+            "relay": "r",
+            "config_hash": config_hash([(each[0], each[1], each[2], each[3]) for each in mappings]),
+            "applied": {},
+            "letters_replayed": 0,
+            "actions": [
+                write("child", 2, 1),
+                delete("parent", 10),
+                delete("child", 20),
+                write("parent", 1, 3),
+                write("parent", 3, None),
+            ],
+        }
+        undos: list[dict[str, Any]] = []
+        done = apply_plan(database, plan, keep=undos.append)
+        assert (done["done"], done["skipped"]) == (5, [])
+        parents, children = "SELECT id, refers FROM parent ORDER BY id", "SELECT id, refers FROM child"
+        assert connection.execute(parents).fetchall() == [(1, 3), (3, None)]
+        assert connection.execute(children).fetchall() == [(2, 1)]
+        assert apply_undo(database, undos[0]) == 5
+        assert connection.execute(parents).fetchall() == [(10, None)]
+        assert connection.execute(children).fetchall() == [(20, 10)]
+        # What nothing of the plan brings is told, and nothing is done.
+        with pytest.raises(psycopg.errors.ForeignKeyViolation):
+            apply_plan(
+                database, plan | {"actions": [write("parent", 5, None), write("child", 6, 7)]}, keep=undos.append
+            )
+        assert (connection.execute(parents).fetchall(), len(undos)) == ([(10, None)], 1)

@@ -158,12 +158,14 @@ class Forger:
         key = log_pb2.LogKey(transactional_id=name).SerializeToString()
         self._write(self.log, log_pb2.LogValue(version=version, id=state).SerializeToString(), key)
 
-    def decided(self, name: str, *numbers: int, at_ms: int, partition: int = 0) -> None:
-        """Each an hour after the one before."""
+    def decided(self, name: str, *numbers: int, at_ms: int, partition: int = 0, is_owed: bool = False) -> None:
+        """Each an hour after the one before. `is_owed`: their manifests are still to be written."""
         state = log_pb2.IdState()
         for index, number in enumerate(numbers):
             decided_at_ms = at_ms + index * 3_600_000
             state.outcomes.add(number=number, result=transaction_pb2.COMMITTED, decided_at_ms=decided_at_ms)
+            if is_owed:
+                state.transactions.add(number=number, state=transaction_pb2.PREPARE_COMMIT)
         key = log_pb2.LogKey(transactional_id=name).SerializeToString()
         self._write(self.log, log_pb2.LogValue(version=1, id=state).SerializeToString(), key, partition)
 
@@ -199,6 +201,15 @@ def test_the_log_against_the_feed(world: World, check: Callable[..., Result], be
     (finding,) = (limited := compared(forger.log, suspects_max=1, samples_max=1)).findings
     assert (finding.count, len(finding.samples)) == (4, 1)
     assert f"{forger.log} holds 1 records of version 2, this process reads up to 1" in limited.unchecked
+    # A coordinator that is gone in between owes a manifest: nothing contradicts it, and nothing is proved.
+    owing = Forger(world.servers)
+    owing.manifest(transactional_id="paid", number=1)
+    owing.decided("paid", 1, at_ms=1, is_owed=True)
+    owing.decided("owed", 1, 2, at_ms=1, is_owed=True)
+    with begun(feed_topic=owing.feed, log_topic=owing.log) as run, closing(Transactions(run)) as feed:
+        log = check_log(run, feed.manifests, feed.oldest_ms)
+    assert log.findings == ()
+    assert "2 commits are decided and not in the feed yet" in log.unchecked
     # Nothing to compare with is not clean.
     assert "the log no-such-log does not exist" in compared("no-such-log").unchecked
     end = TopicPartition(forger.feed, 0, 2)
@@ -224,6 +235,23 @@ def test_retention_takes_from_the_feed_partition_by_partition(world: World, begu
         "transaction whole number 2: committed in the log, not in the feed"
     ]
     assert log.told.startswith("2 commits of the log")
+
+
+def test_a_coordinator_whose_clock_is_behind(world: World, begun: Begun):
+    """What it decides during the run looks old, and its manifest stands behind what was read of the feed."""
+    forger = Forger(world.servers)
+    forger.manifest(transactional_id="old", number=1)
+    forger.decided("old", 1, at_ms=1)
+    with begun(feed_topic=forger.feed, log_topic=forger.log) as run, closing(Transactions(run)) as feed:
+        feed.check()
+        forger.decided("late", 1, 2, at_ms=1)
+        forger.manifest(transactional_id="late", number=1)
+        (finding,) = check_log(run, feed.manifests, feed.oldest_ms).findings
+        assert [sample.detail for sample in finding.samples] == [
+            "transaction late number 2: committed in the log, not in the feed"
+        ]
+        forger.manifest(transactional_id="late", number=2)
+        assert check_log(run, feed.manifests, feed.oldest_ms).findings == ()
 
 
 def test_no_decision_is_between_two_runs(world: World, spark: Any, monkeypatch: pytest.MonkeyPatch):

@@ -140,9 +140,9 @@ def test_a_rewound_position_is_not_one_with_holes():
     ("owner", "wanted"),
     [
         (None, "oncebox txn hanging --topic t --end"),
-        (Owner("a", 7, "PREPARED"), "a number 7 is prepared: its owner or the resolver decides it"),
-        (Owner("a", 7, "PREPARE_COMMIT"), "the coordinator owes its marker"),
-        (Owner("a", 7, "ONGOING"), "oncebox txn describe 'a'"),
+        (Owner("a", 7, "PREPARED", 1, 60_000), "a number 7 is prepared: its owner or the resolver decides it"),
+        (Owner("a", 7, "PREPARE_COMMIT", 1, 60_000), "the coordinator owes its marker"),
+        (Owner("a", 7, "ONGOING", 1, 60_000), "oncebox txn describe 'a'"),
     ],
 )
 def test_only_commands_that_ask_the_coordinators_are_given(owner, wanted):

@@ -9,12 +9,16 @@ import pytest
 
 from oncebox.v1 import log_pb2, manifest_pb2, transaction_pb2
 from spark_jobs.columns import Column, ColumnType, Kind, parse_type
+from spark_jobs.config import ReconcileSettings
+from spark_jobs.cut import PartitionFacts
 from spark_jobs.database import Checksum, decode_key
+from spark_jobs.errors import CannotCheckError
 from spark_jobs.findings import Finding, Sample
 from spark_jobs.findings import Kind as FindingKind
+from spark_jobs.jobs import audit
 from spark_jobs.jobs.audit import render
 from spark_jobs.jsonb import jsonb_at, raw_at
-from spark_jobs.log_state import NOT_READ, decode_open, decode_outcomes, not_read
+from spark_jobs.log_state import NOT_READ, OWED, decode_open, decode_outcomes, not_read
 from spark_jobs.manifests import UNKNOWN, decode_manifest
 from spark_jobs.publish import metrics_text
 from spark_jobs.report import render as render_page
@@ -171,10 +175,17 @@ def test_outcomes_and_open_transactions_of_the_log():
     key = log_pb2.LogKey(transactional_id="a").SerializeToString()
     state = log_pb2.IdState()
     state.outcomes.add(number=1, result=transaction_pb2.ABORTED, cause=transaction_pb2.TIMEOUT, decided_at_ms=5)
-    state.transactions.add(number=2, state=transaction_pb2.ONGOING, started_at_ms=9, producer_id=7)
+    state.transactions.add(number=2, state=transaction_pb2.ONGOING, started_at_ms=9, producer_id=7, epoch=6)
     value = log_pb2.LogValue(version=1, id=state).SerializeToString()
     assert decode_outcomes(key, value) == [("a", 1, 2, 2, 5)]
-    assert decode_open(key, value) == [("a", 2, 7, 2, 9)]
+    assert decode_open(key, value) == [("a", 2, 7, 2, 9, 6)]
+    # A commit whose manifest may not be written yet; once it is noted where that stands, it is.
+    state.outcomes.add(number=2, result=transaction_pb2.COMMITTED, decided_at_ms=6)
+    for noted, result in ((0, OWED), (17, transaction_pb2.COMMITTED)):
+        del state.transactions[:]
+        state.transactions.add(number=2, state=transaction_pb2.PREPARE_COMMIT, feed_offset_next=noted)
+        value = log_pb2.LogValue(version=1, id=state).SerializeToString()
+        assert decode_outcomes(key, value) == [("a", 1, 2, 2, 5), ("a", 2, result, 0, 6)]
     assert decode_outcomes(key, None) == []
     leader = log_pb2.LogKey(leader=True).SerializeToString()
     assert decode_outcomes(leader, log_pb2.LogValue(version=1, leader=log_pb2.LeaderState()).SerializeToString()) == []
@@ -295,8 +306,16 @@ def test_what_fails_inside_spark_is_told_in_one_sentence():
     assert "nothing is concluded" in told
 
 
-def test_an_audit_without_anything():
+def test_an_audit_without_anything(monkeypatch: pytest.MonkeyPatch):
     assert "committed 0" in render({"hours": 24, "committed": 0, "aborted_by_cause": {}, "open": []})
+    # A topic that is not there (a name that was mistyped) is not one without transactions.
+    given: Any = {"kafka": {"bootstrap_servers": "localhost:1"}, "postgres": {"dsn": "postgresql://"}}
+    settings = ReconcileSettings(**given, feed_topic="coommits")
+    there = {partition: PartitionFacts(topic_id="a", log_start=0, stable=0, high=0) for partition in range(2)}
+    monkeypatch.setattr(audit, "read_facts", lambda *_: {settings.log_topic: there})
+    unused: Any = None
+    with pytest.raises(CannotCheckError, match="the feed coommits does not exist"):
+        audit._audit(unused, settings, 24)
 
 
 def test_a_column_has_a_default_origin():

@@ -16,6 +16,7 @@ from spark_jobs.findings import Kind, Suspect
 from spark_jobs.older import since_touched
 from spark_jobs.settle import behind_row, one_each
 from spark_jobs.transforms import difference
+from spark_jobs.whole import Transactions
 from tests.unit.spark_jobs.test_cut import cut, facts, position
 from tests.unit.spark_jobs.test_values import record, table
 
@@ -92,6 +93,22 @@ def test_touched_rows_are_compared_without_what_is_not_applied():
     assert since_touched(source, {2: 30}).ranges == ((0, 100), (120, 130))
 
 
+@pytest.mark.parametrize("found", [(1, None), (None, 5), (None, None)])
+def test_a_row_that_names_half_of_a_record_or_none(found: tuple[int | None, int | None]):
+    """Somebody has written NULL into the guard's columns."""
+    asked: list[Any] = []
+
+    def names(places: Any) -> dict[Any, Any]:
+        asked.extend(places)
+        return {}
+
+    run = SimpleNamespace(cut=cut(cut_source(position(), facts(), verified=0)))
+    feed: Any = SimpleNamespace(_run=run, names=names)
+    each = behind_row(suspect(difference.AHEAD, expected=(1, 5), found=found, copies=1), {}, {})
+    assert Transactions.attribute(feed, [each]) == [each]
+    assert (each.kind, each.detail, asked) == (Kind.ROW_DIFFERS, "the row names no record", [(1, 5)])
+
+
 BEFORE = {1: position()}
 NOW = {1: position(next=150, high=150)}
 
@@ -153,6 +170,27 @@ def test_nothing_is_missing_while_the_relay_is_rewound(monkeypatch: pytest.Monke
         settler = settle.Settler(None, None, SimpleNamespace(calculated=None), given)  # type: ignore[arg-type]
         monkeypatch.setattr(settler, "records", lambda *_, **__: {})
         assert [each.kind for each in settler.settle(table(), [MISSING])] == [kind]
+
+
+@pytest.mark.parametrize("guard", [True, False])
+@pytest.mark.parametrize(("start", "kind"), [(0, Kind.ROW_EXTRA), (40, None)])
+def test_rows_that_were_there_before_the_relay_are_not_extra(
+    start: int, kind: Kind | None, monkeypatch: pytest.MonkeyPatch, *, guard: bool
+):
+    """A relay may begin where its table holds what came before; those rows name no record."""
+    given = cut(cut_source(position(start=start), facts(), verified=0))
+    settler = settle.Settler(None, None, SimpleNamespace(calculated=None), given)  # type: ignore[arg-type]
+    monkeypatch.setattr(settler, "records", lambda *_, **__: {})
+    monkeypatch.setattr(settler, "_keys_past_the_cut", lambda *_: set())
+    old = suspect(difference.EXTRA, found=(None, None), copies=1)
+    (settled,) = settler.settle(table(guard=guard), [old])
+    assert (settled.kind, settled.detail == settle.BEFORE) == (kind, kind is None)
+    # One that a record has deleted since should be gone, and one that names half of a record is nobody's.
+    deleted = replace(old, expected=(1, 50), is_delete=True)
+    assert [each.kind for each in settler.settle(table(guard=guard), [deleted])] == [Kind.ROW_EXTRA]
+    if guard:
+        half = replace(old, found=(1, None))
+        assert [each.kind for each in settler.settle(table(), [half])] == [Kind.ROW_EXTRA]
 
 
 @pytest.mark.parametrize(("right", "asked"), [(set(), 4), ({3}, 10)])
