@@ -14,7 +14,7 @@ from oncebox.v1 import transaction_pb2
 from oncebox.v1.gateway_pb2_grpc import GatewayStub
 from proof.bench.instances import wait_until_shared
 from tests.integration.gateway.conftest import detail_of, fresh
-from tests.support.coordinator import LOG_PARTITIONS, Coordinators, values
+from tests.support.coordinator import LOG_PARTITIONS, Coordinators, values, wait_for_markers
 from tests.support.kafka import TopicFactory
 
 
@@ -62,6 +62,7 @@ async def test_offsets_and_metadata_are_told_to_others(one: Coordinators, new_to
     topic, name, address = new_topic(partitions=2), fresh("told"), one.addresses[0]
     first = await commit(address, batch(name, "r1", topic, b"a", b"b", metadata=b"mine"))
     await commit(address, batch(name, "r2", topic, b"c"))
+    await asyncio.to_thread(wait_for_markers, one.bootstrap_servers, topic)
     read = {}
     async with read_transactions(topic, one.bootstrap_servers, feed_topic=one.feed_topic, until_end=True) as reader:
         async for transaction in reader:
