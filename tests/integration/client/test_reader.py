@@ -22,7 +22,7 @@ from oncebox.reader import (
 from oncebox.wire import TopicPartition
 from tests.integration.client.conftest import NewProducer, fresh
 from tests.support.coordinator import Coordinators, wait_for_markers
-from tests.support.kafka import TopicFactory
+from tests.support.kafka import TopicFactory, await_partitions
 
 
 def reader(one: Coordinators, topics: Collection[str], **options: Any) -> TransactionReader:
@@ -207,6 +207,7 @@ async def test_a_topic_made_again_is_another(one: Coordinators, new_producer: Ne
             position = reading.position()
         admin = AdminClient({"bootstrap.servers": one.bootstrap_servers})
         await asyncio.to_thread(lambda: admin.delete_topics([topic], operation_timeout=30)[topic].result(30))
+        await asyncio.to_thread(await_partitions, one.bootstrap_servers, topic, 0)
         await asyncio.to_thread(new_topic, topic)
         with pytest.raises(ReadError, match="deleted and made again"):
             await reader(one, [topic], start=position).open()
