@@ -34,6 +34,7 @@ async def is_committed(transaction: Transaction) -> bool:
                 continue
 
 
+@pytest.mark.timeout(900)
 async def test_brokers_are_killed_while_records_are_on_their_way(kafka_cluster: LocalKafka, tmp_path: Path):
     """Within a committed transaction nothing is lost, doubled or out of order, whoever led the partition meanwhile."""
     topic = create_topic(kafka_cluster.bootstrap_servers, partitions=PARTITIONS)
