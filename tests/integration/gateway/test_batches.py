@@ -23,10 +23,21 @@ def batch(name: str, request_id: str, topic: str, *sent: bytes, **fields: Any) -
     return pb.CommitBatchRequest(transactional_id=name, request_id=request_id, records=records, **fields)
 
 
+# Told where partitions are on their way from one instance to another, and nothing was done.
+MOMENTARY = ("NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "nobody leads log partition")
+
+
 async def commit(address: str, request: pb.CommitBatchRequest) -> pb.CommitBatchResponse:
-    async with grpc.aio.insecure_channel(address) as channel:
-        response: pb.CommitBatchResponse = await GatewayStub(channel).CommitBatch(request, timeout=60)
-        return response
+    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(120):
+        while True:
+            try:
+                response: pb.CommitBatchResponse = await GatewayStub(channel).CommitBatch(request, timeout=60)
+            except grpc.aio.AioRpcError as error:
+                if not any(told in (error.details() or "") for told in MOMENTARY):
+                    raise
+            else:
+                return response
+            await asyncio.sleep(0.05)
 
 
 async def refused(address: str, request: pb.CommitBatchRequest) -> transaction_pb2.Error:
