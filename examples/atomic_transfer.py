@@ -44,14 +44,17 @@ async def main() -> None:
     given = arguments.parse_args()
     topic = f"{given.prefix}-journal"
     create_topics(given.kafka, topic)
-    producer = oncebox.Producer(
-        given.kafka,
-        given.coordinators,
-        transactional_id=f"{given.prefix}-teller",
-        settings=ProducerSettings(keep_prepared=True),
-    )
+
+    def teller() -> oncebox.Producer:
+        return oncebox.Producer(
+            given.kafka,
+            given.coordinators,
+            transactional_id=f"{given.prefix}-teller",
+            settings=ProducerSettings(keep_prepared=True),
+        )
+
     refused = 0
-    async with producer, await psycopg.AsyncConnection.connect(given.dsn) as connection:
+    async with teller() as producer, await psycopg.AsyncConnection.connect(given.dsn) as connection:
         await connection.execute(ATOMIC_SCHEMA)
         await connection.execute(TABLE)
         for account in ACCOUNTS:
@@ -65,6 +68,8 @@ async def main() -> None:
             except psycopg.errors.CheckViolation:
                 refused += 1
         found = await (await connection.execute("SELECT name, balance FROM example_account")).fetchall()
+    async with teller():
+        pass  # a start waits until all that was committed can be read, which a commit does only for a moment
     balances = Counter(dict.fromkeys(ACCOUNTS, START))
     async with oncebox.read_transactions([topic], given.kafka, feed_topic=given.feed, until_end=True) as reader:
         async for transaction in reader:

@@ -39,13 +39,19 @@ async def main() -> None:
     debits, credits_ = f"{given.prefix}-debits", f"{given.prefix}-credits"
     create_topics(given.kafka, debits, credits_)
     changed = 0
-    async with oncebox.Producer(given.kafka, given.coordinators, transactional_id=f"{given.prefix}-teller") as producer:
+
+    def teller() -> oncebox.Producer:
+        return oncebox.Producer(given.kafka, given.coordinators, transactional_id=f"{given.prefix}-teller")
+
+    async with teller() as producer:
         random = Random()  # noqa: S311 - which accounts is no secret
         for _ in range(given.count):
             try:
                 await pay(producer, debits, credits_, random)
             except ChangedHisMindError:
                 changed += 1
+    async with teller():
+        pass  # a start waits until all that was committed can be read, which a commit does only for a moment
     balances: Counter[str] = Counter()
     read = 0
     async with oncebox.read_transactions(

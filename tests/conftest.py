@@ -2,6 +2,7 @@
 prerequisite is told once, before the first test, not by every test that needs it.
 """
 
+import gc
 import os
 import sys
 from typing import Any
@@ -58,6 +59,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return SPARK_FOLDER if path.startswith(SPARK_FOLDER) else path
 
     return ByFile(config, log)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What Spark has left to the garbage collector is found as long as it is not told, and not by another test."""
+    if item.get_closest_marker("spark") and (nextitem is None or not nextitem.get_closest_marker("spark")):
+        gc.collect()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

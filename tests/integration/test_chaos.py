@@ -45,11 +45,20 @@ def left_running(folder: Path) -> list[str]:
 
 @pytest.mark.kafka
 @pytest.mark.postgres
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_short_run_finds_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    killed = {"kill-coordinator", "kill-relay", "kill-postgres"}
+    # A machine that is too busy for the two rounds gets more time.
+    if not killed <= short_run(tmp_path / "short", seconds=30):
+        assert killed <= short_run(tmp_path / "longer", seconds=150)
+
+
+def short_run(tmp_path: Path, *, seconds: int) -> set[str]:
+    """The faults that there was time for."""
+    tmp_path.mkdir()
     faults = ["kill-coordinator", "kill-relay", "kill-client", "zombie-client", "kill-postgres"]
-    given = ["--seconds", "30", "--seed", str(SHORT_SEED), "--faults", ",".join(faults)]
-    done = chaos(tmp_path, *given, timeout_s=380)
+    given = ["--seconds", str(seconds), "--seed", str(SHORT_SEED), "--faults", ",".join(faults)]
+    done = chaos(tmp_path, *given, timeout_s=430)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("anomalies         0\n")
     found = json.loads((tmp_path / "found.json").read_text())
@@ -59,12 +68,12 @@ def test_a_short_run_finds_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert found["markers"]["commit"] > found["committed"], "most of them on several partitions"
     assert found["markers"]["abort"] > 0
     assert found["faults"] == by_schedule(SHORT_SEED, faults, sum(found["faults"].values()))
-    assert {"kill-coordinator", "kill-relay", "kill-postgres"} <= found["faults"].keys()
     for fault in found["faults"]:
         assert re.search(rf"^ *[0-9.]+ s  {fault}: \S.* \([0-9.]+ s\)$", done.stdout, re.MULTILINE)
     assert left_running(tmp_path) == []
     again = subprocess.run([ONCEBOX, "check", "kept/history.jsonl"], cwd=tmp_path, capture_output=True, check=False)
     assert again.returncode == 0, again.stdout
+    return set(found["faults"])
 
 
 @pytest.mark.long  # each starts three brokers and all services of its own

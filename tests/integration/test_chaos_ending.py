@@ -29,7 +29,8 @@ def topics(new_topic: TopicFactory, monkeypatch: pytest.MonkeyPatch) -> dict[str
 
 @pytest.fixture
 def producer(kafka: LocalKafka, topic_name: str) -> Iterator[Producer]:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic_name})
+    named = {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic_name}
+    producer = Producer({**named, "transaction.timeout.ms": 600_000})  # Kafka does not end it before the test does
     producer.init_transactions(30)
     yield producer
     producer.purge()

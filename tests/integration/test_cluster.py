@@ -91,6 +91,14 @@ async def check(settings: KafkaSettings, own: OwnTopics) -> Report:
         )
 
 
+async def check_until(settings: KafkaSettings, own: OwnTopics, holds: Callable[[Report], bool]) -> Report:
+    """A broker may go by new rights and settings a moment after the controller has said that they are there."""
+    async with asyncio.timeout(60):
+        while not holds(report := await check(settings, own)):  # noqa: ASYNC110 - asks a broker
+            await asyncio.sleep(0.1)
+        return report
+
+
 def configs(settings: KafkaSettings, topic: str) -> dict[str, str]:
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
@@ -327,8 +335,9 @@ async def test_a_user_without_rights_is_told_which_to_ask_for(
     for finding in denied:
         (command,) = finding.mend
         shell(as_administrator(unfit_kafka, command))
-    granted = await check(settings, own)
-    assert not [each for each in granted.findings if "we may not" in each.what]
+    granted = await check_until(
+        settings, own, lambda report: not [each for each in report.findings if "we may not" in each.what]
+    )
     assert about(granted, "we may write transaction markers").severity is Severity.OK
     assert about(granted, "we may see all transactions of Kafka's own coordinator").severity is Severity.OK
 
@@ -352,8 +361,13 @@ async def test_settings_that_make_exactly_once_impossible_are_refused_until_thei
     for finding in (verification, expiration, election):
         for command in finding.mend:
             shell(command)
-    mended = await check(settings, own)
-    assert [each.what for each in mended.findings if each.severity > Severity.OK] == ["the cluster has 1 broker"]
+    await check_until(
+        settings,
+        own,
+        lambda mended: (
+            [each.what for each in mended.findings if each.severity > Severity.OK] == ["the cluster has 1 broker"]
+        ),
+    )
 
 
 async def test_a_command_reaches_a_setting_of_one_broker_too(
@@ -364,10 +378,15 @@ async def test_a_command_reaches_a_setting_of_one_broker_too(
     start = f"kafka-configs.sh --bootstrap-server {settings.bootstrap_servers} --entity-type brokers --entity-name 1"
     shell(f"{start} --alter --add-config {setting}=true")
 
-    (command,) = about(await check(settings, own), f"{setting} is true on broker 1").mend
+    def has(text: str) -> Callable[[Report], bool]:
+        return lambda report: any(text in each.what for each in report.findings)
+
+    is_true = f"{setting} is true on broker 1"
+    (command,) = about(await check_until(settings, own, has(is_true)), is_true).mend
     shell(command)
 
-    assert about(await check(settings, own), f"{setting} is false").severity is Severity.OK
+    mended = await check_until(settings, own, has(f"{setting} is false"))
+    assert about(mended, f"{setting} is false").severity is Severity.OK
 
 
 async def test_one_replica_is_not_settled_for_where_more_brokers_are_still_to_come(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncebox.local.ports import free_ports
-from tests.support.coordinator import Coordinators, values
+from tests.support.coordinator import Coordinators, values, wait_for_markers
 from tests.support.kafka import TopicFactory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,9 +71,13 @@ async def test_the_programs_of_the_client_guide(
         script = tmp_path / f"{number}.py"
         script.write_text(program)
         command = [sys.executable, str(script)]
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, timeout=120, check=False
+        )
         assert done.returncode == 0, done.stderr
         told.append(done.stdout)
+        for topic in topics.values():  # what the next one reads is there, however busy the machine is
+            await asyncio.to_thread(wait_for_markers, one.bootstrap_servers, topic)
     assert "is committed" in told[0]
     assert "3 records, each in exactly one transaction" in told[3]
     assert told[4].count("[b'30', b'30']") == 1

@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from tests.support.certificates import Authority
+from tests.support.listening import listening, pass_on
 
 if TYPE_CHECKING:
     from oncebox.local import LocalKafka, LocalPostgres
@@ -88,25 +89,16 @@ async def test_tls_to_postgresql(database: str, postgres: LocalPostgres, tmp_pat
     context.load_cert_chain(pair.certificate, pair.key)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            if await reader.readexactly(8) != SSL_REQUEST:
-                return
-            writer.write(b"S")
-            await writer.start_tls(context)
-            upstream, downstream = await asyncio.open_connection(postgres.host, postgres.port)
-            await asyncio.gather(pump(reader, downstream), pump(upstream, writer))
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
+        if await reader.readexactly(8) != SSL_REQUEST:
+            return
+        writer.write(b"S")
+        await writer.start_tls(context)
+        upstream, downstream = await asyncio.open_connection(postgres.host, postgres.port)
+        await asyncio.gather(pass_on(reader, downstream), pass_on(upstream, writer))
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    name = database.rpartition("/")[2]
-    address = (
-        f"postgresql://{postgres.user}:{postgres.password}@127.0.0.1:{port}/{name}?sslmode=verify-full&sslrootcert="
-    )
-    async with server:
+    name, access = database.rpartition("/")[2], f"{postgres.user}:{postgres.password}"
+    async with listening(serve) as port:
+        address = f"postgresql://{access}@127.0.0.1:{port}/{name}?sslmode=verify-full&sslrootcert="
         code, findings = await asyncio.to_thread(doctor, "--dsn", f"{address}{authority.ca}", "--skip-coordinator")
         assert code == 0, findings
         code, findings = await asyncio.to_thread(doctor, "--dsn", f"{address}{stranger.ca}", "--skip-coordinator")
@@ -114,17 +106,6 @@ async def test_tls_to_postgresql(database: str, postgres: LocalPostgres, tmp_pat
         assert whats(findings, "PROBLEM") == ["PostgreSQL cannot be reached"]
         assert "certificate" in json.dumps(findings)
         assert postgres.password not in json.dumps(findings)
-
-
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    except (OSError, ssl.SSLError):
-        pass
-    finally:
-        writer.close()
 
 
 def test_nothing_named_is_told():

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from oncebox.errors import FatalError, OnceboxError, RetriableError
+from oncebox.local.ports import free_ports
 from oncebox.producer import Producer, Transaction
 from oncebox.v1 import transaction_pb2
 from proof.bench.instances import leaders
@@ -46,7 +47,7 @@ class Ledger:
 
     async def grow(self, by: int) -> None:
         goal = len(self.committed) + by
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while len(self.committed) < goal:  # noqa: ASYNC110 - many producers make it grow
                 await asyncio.sleep(0.02)
 
@@ -132,15 +133,18 @@ async def test_a_third_instance_joins_and_takes_its_share(two: Coordinators, new
     assert not ledger.errors
 
 
-async def test_all_coordinators_killed_and_one_started_anew(two: Coordinators, new_topic):
-    async def kill_and_restart(ledger: Ledger) -> None:
-        for process in two.processes:
-            await asyncio.to_thread(process.kill)
-        # Where the clients look for it: on the first one's port.
-        port = two.addresses[0].rsplit(":", 1)[1]
-        await asyncio.to_thread(lambda: two.start(listen_port=port))
+async def test_all_coordinators_killed_and_one_started_anew(coordinators: Coordinators, new_topic):
+    # Where the clients look for it: on the first one's port, which no connection takes meanwhile.
+    port = str(free_ports(1)[0])
+    await asyncio.to_thread(lambda: coordinators.start(listen_port=port))
+    await asyncio.to_thread(coordinators.start)
 
-    await run_through(two, new_topic(partitions=2), kill_and_restart)
+    async def kill_and_restart(ledger: Ledger) -> None:
+        for process in coordinators.processes:
+            await asyncio.to_thread(process.kill)
+        await asyncio.to_thread(lambda: coordinators.start(listen_port=port))
+
+    await run_through(coordinators, new_topic(partitions=2), kill_and_restart)
 
 
 def test_a_leader_killed_while_partitions_are_on_their_way_to_another(coordinators: Coordinators):
@@ -177,6 +181,7 @@ def are_seen_on_their_way(coordinators: Coordinators, everything: set[int], seco
             return False
 
 
+@pytest.mark.timeout(900)
 async def test_brokers_killed_one_after_the_other(kafka_cluster, tmp_path):
     topic = create_topic(kafka_cluster.bootstrap_servers, partitions=2)
     with Coordinators(kafka_cluster.bootstrap_servers, tmp_path) as coordinators:

@@ -79,6 +79,7 @@ async def test_clients_come_through_the_proxy_only(proxy, wire, partition):
 
 
 async def test_a_late_request_is_executed_after_its_retry(proxy, wire, partition):
+    assert await stored(wire, partition) == 0  # by now it is connected
     held = proxy.hold(PRODUCE)
     with pytest.raises(OutcomeUnknownError):
         await produce(wire, partition, timeout_ms=500)
@@ -89,6 +90,7 @@ async def test_a_late_request_is_executed_after_its_retry(proxy, wire, partition
 
 
 async def test_a_request_can_be_executed_though_its_client_timed_out(proxy, wire, partition):
+    assert await stored(wire, partition) == 0  # by now it is connected
     swallowed = proxy.swallow_reply(PRODUCE)
     with pytest.raises(OutcomeUnknownError):
         await produce(wire, partition, timeout_ms=2000)

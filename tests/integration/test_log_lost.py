@@ -22,6 +22,7 @@ from oncebox.v1 import coordinator_pb2, coordinator_pb2_grpc, manifest_pb2, tran
 from oncebox.wire import KafkaSettings, Wire
 from proof.faults.process import ChildProcess
 from tests.support.coordinator import Coordinators, manifests, read_committed, values
+from tests.support.kafka import await_partitions
 
 LOST = "The log was deleted"
 
@@ -34,9 +35,11 @@ async def commit(coordinators: Coordinators, topic: str, value: bytes) -> int:
 
 
 def delete(coordinators: Coordinators, topic: str = "") -> None:
+    """Until it is gone: a broker may take appends to it for a moment after the controller has said so."""
     admin = AdminClient({"bootstrap.servers": coordinators.bootstrap_servers})
     name = topic or coordinators.log_topic
     admin.delete_topics([name])[name].result()
+    await_partitions(coordinators.bootstrap_servers, name, 0)
 
 
 def create(coordinators: Coordinators) -> None:
@@ -51,7 +54,8 @@ def create(coordinators: Coordinators) -> None:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
         else:
-            return
+            break
+    await_partitions(coordinators.bootstrap_servers, own.log, own.partitions)
 
 
 def write(coordinators: Coordinators, topic: str, records: Sequence[tuple[int, bytes | None, bytes | None]]) -> None:

@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
+from subprocess import Popen
+from typing import Any
 
 import pytest
 
 from coordinator.core.records import IdState
-from coordinator.log import codec
+from coordinator.log import codec, packer
 from coordinator.log import kafka as kafka_log
 from coordinator.log.consumer import ReadError
 from coordinator.log.kafka import KafkaStore
@@ -101,16 +103,26 @@ async def test_what_cannot_be_read_is_told(kafka, topics, monkeypatch):
             await lead(store, Replay())
 
 
+class Standing(Popen[bytes]):
+    """Begins, and does no more than that: else it could be done before anybody has looked."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.send_signal(signal.SIGSTOP)
+
+
 async def test_a_process_that_is_killed_is_told_and_the_next_one_succeeds(kafka, topics, monkeypatch):
     before = children()
     monkeypatch.setattr(kafka_log, "LONG", 10)
     async with opened(kafka, topics) as store:
         await fill(store)
-        taking = asyncio.create_task(lead(store, Replay()))
-        await until(lambda: children() - before)
-        os.kill((children() - before).pop(), signal.SIGKILL)
-        with pytest.raises(ReadError, match="ended with code -9"):
-            await taking
+        with monkeypatch.context() as patched:
+            patched.setattr(packer, "Popen", Standing)
+            taking = asyncio.create_task(lead(store, Replay()))
+            await until(lambda: children() - before)
+            os.kill((children() - before).pop(), signal.SIGKILL)
+            with pytest.raises(ReadError, match="ended with code -9"):
+                await taking
         replay = Replay()
         await lead(store, replay)
         assert len(states_of(replay)) == IDS + 1
@@ -119,11 +131,18 @@ async def test_a_process_that_is_killed_is_told_and_the_next_one_succeeds(kafka,
 
 async def test_one_that_nobody_waits_for_is_ended(kafka, topics, monkeypatch):
     before = children()
+    started: list[Any] = []
+
+    def start(*given: Any, **named: Any) -> Any:
+        started.append(Popen(*given, **named))
+        return started[-1]
+
     monkeypatch.setattr(kafka_log, "LONG", 10)
+    monkeypatch.setattr(packer, "Popen", start)
     async with opened(kafka, topics) as store:
         await fill(store)
         taking = asyncio.create_task(lead(store, Replay()))
-        await until(lambda: children() - before)
+        await until(lambda: started)
         taking.cancel()
         await asyncio.gather(taking, return_exceptions=True)
         await until(lambda: children() <= before)

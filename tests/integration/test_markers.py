@@ -289,7 +289,7 @@ async def test_r12_a_topic_deleted_and_made_anew_gets_the_marker_by_its_name(
         payment, paid = made.pay(debt(producer_id, [partition]))
         await until(lambda: partition in made.writer.status().problems)
         await asyncio.to_thread(create_topic, kafka.bootstrap_servers, partition.topic)
-        await asyncio.wait_for(asyncio.gather(*paid.values()), 30)
+        await asyncio.wait_for(asyncio.gather(*paid.values()), 60)
         assert payment.dropped == frozenset()
         await made.write(partition, producer_id, 2, [b"new"])
         await made.settle(debt(producer_id, [partition], marker_epoch=3))
@@ -327,6 +327,7 @@ async def test_pending_markers_outlive_lost_answers_and_a_killed_broker(tmp_path
 
                 swallowed = proxy.swallow_reply(WRITE_TXN_MARKERS)
                 await end(producer_ids[:20])
+                await asyncio.wait([swallowed.answer], timeout=60)
                 assert swallowed.answer.done()
 
                 held = proxy.hold(WRITE_TXN_MARKERS)
@@ -376,7 +377,7 @@ async def test_a_paused_broker_delays_only_what_needs_it(kafka_cluster: LocalKaf
         try:
             payments = [made.pay(debt(producer_id, every)) for producer_id in producer_ids[:30]]
             quick = [paid[partition] for _, paid in payments for partition in paid if partition in here]
-            await asyncio.wait_for(asyncio.gather(*quick), 30)
+            await asyncio.wait_for(asyncio.gather(*quick), 60)
             # Once the cluster has given the paused broker up, its partitions with replicas go on without it.
             moved = [paid[partition] for _, paid in payments for partition in paid if partition in replicated]
             await asyncio.wait_for(asyncio.gather(*moved), 90)

@@ -96,7 +96,8 @@ async def test_what_is_owed_and_what_fails_is_counted(tmp_path: Path):
                 fencing = asyncio.ensure_future(AdminStub(channel).ForceFence(request, timeout=200))
                 broken = await until(port, lambda now: now.get("append_failures_total", 0) > 0)
                 assert broken["debts"] == 1
-                retried = await until(port, lambda now: now["marker_oldest_retry_seconds"] > 0)
+                retried = await until(port, lambda now: now["markers retrying"] > 0)
+                assert retried["marker_oldest_retry_seconds"] > 0
                 assert (retried["debts"], retried["markers retrying"]) == (1, 1)
 
                 await asyncio.to_thread(broker.start)

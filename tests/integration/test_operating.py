@@ -191,10 +191,12 @@ async def test_without_a_certificate_there_is_nobody_to_talk_to(secured: Secured
 
 
 async def test_instances_know_each_other(secured: Secured):
-    async with secured.channel("operator")(secured.all.addresses[0]) as channel:
-        leaders = (await AdminStub(channel).ListLeaders(admin_pb2.ListLeadersRequest())).leaders
-    assert len({leader.address for leader in leaders}) == 2
-    assert len(leaders) == 4
+    async with secured.channel("operator")(secured.all.addresses[0]) as channel, asyncio.timeout(60):
+        while True:  # partitions may be on their way from one to the other
+            leaders = (await AdminStub(channel).ListLeaders(admin_pb2.ListLeadersRequest())).leaders
+            if len({leader.address for leader in leaders}) == 2 and len(leaders) == 4:
+                break
+            await asyncio.sleep(0.05)
 
 
 async def test_the_gateway_asks_the_same_gate(secured: Secured, new_topic: TopicFactory):
@@ -210,7 +212,7 @@ async def test_the_gateway_asks_the_same_gate(secured: Secured, new_topic: Topic
         async with secured.channel("orders")(address) as channel:
             stub = GatewayStub(channel)
             for name in names:
-                await stub.CommitBatch(batch(name, topic), timeout=30)
+                await committed_once(stub, batch(name, topic))
             for refused in (batch("orders-batch-0", topic, foreign), batch("payments", topic)):
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await stub.CommitBatch(refused, timeout=30)
@@ -234,6 +236,20 @@ async def test_the_gateway_asks_the_same_gate(secured: Secured, new_topic: Topic
     seen = await asyncio.to_thread(values, secured.kafka.bootstrap_servers, topic)
     assert sorted(seen) == sorted(2 * [name.encode() for name in names])
     assert await asyncio.to_thread(values, secured.kafka.bootstrap_servers, foreign) == []
+
+
+async def committed_once(stub: GatewayStub, request: gateway_pb2.CommitBatchRequest) -> None:
+    """Asked again while partitions are on their way from one instance to the other, as clients do."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await stub.CommitBatch(request, timeout=30)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+            else:
+                return
+            await asyncio.sleep(0.05)
 
 
 async def test_everything_changes_while_it_works(secured: Secured, new_topic: TopicFactory):
@@ -271,7 +287,7 @@ async def test_everything_changes_while_it_works(secured: Secured, new_topic: To
     assert sorted(seen) == sorted([b"late", *(b"%d" % number for number in range(committed))])
 
 
-async def until(condition: Any, timeout_s: float = 30.0) -> None:
+async def until(condition: Any, timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - it is in other processes
             await asyncio.sleep(0.05)

@@ -81,7 +81,7 @@ class Place:
         task = asyncio.create_task(shard.lead())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._stack.push_async_callback(_cancel, task)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await changed.wait()
         assert shard.state is ShardState.SERVING
         return shard

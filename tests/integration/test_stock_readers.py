@@ -11,7 +11,7 @@ from oncebox.v1 import gateway_pb2
 from oncebox.v1.gateway_pb2_grpc import GatewayStub
 from tests.integration.test_failover import Ledger, run_through
 from tests.support.console_consumer import java_console_consumer
-from tests.support.coordinator import Coordinators, values
+from tests.support.coordinator import Coordinators, values, wait_for_markers
 from tests.support.kafka import TopicFactory
 
 
@@ -52,6 +52,7 @@ async def test_spark_reads_what_was_committed_through_the_client_and_the_gateway
     )
     async with grpc.aio.insecure_channel(one.addresses[0]) as channel:
         await GatewayStub(channel).CommitBatch(request)
+    await asyncio.to_thread(wait_for_markers, one.bootstrap_servers, topic)
     records = (
         spark.read.format("kafka")
         .option("kafka.bootstrap.servers", one.bootstrap_servers)

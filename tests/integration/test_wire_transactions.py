@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tests.support.kafka import TopicFactory
 
 NONE = ErrorCode.NONE
+# What a group's coordinator says that does not know yet that it is.
+MOMENTARY = {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 TRANSACTIONAL_ID = "any"  # brokers ask for one, but never compare it with the producer id
 
 
@@ -413,7 +415,7 @@ class Group:
                 producer_id=talker.producer_id,
                 producer_epoch=epoch,
             ),
-            lambda answer: answer[partition] is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+            lambda answer: answer[partition] not in MOMENTARY,
         )
         error: ErrorCode = answer[partition]
         return error

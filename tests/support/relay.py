@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oncebox.local import LocalKafka
     from tests.support.coordinator import Coordinators
 
-READY_S = 60.0
+READY_S = 90.0
 GUARD = "oncebox_source integer, oncebox_offset bigint"
 
 
@@ -81,7 +81,7 @@ class Relays:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(text)
 
-    def wait_for(self, text: str, expected: list[tuple[Any, ...]], *, timeout_s: float = 60.0) -> None:
+    def wait_for(self, text: str, expected: list[tuple[Any, ...]], *, timeout_s: float = 120.0) -> None:
         """Until the query gives this."""
 
         def found() -> list[tuple[Any, ...]]:
@@ -92,7 +92,7 @@ class Relays:
 
         self.wait_until(lambda: found() == expected, lambda: f"{text}: {found()}", timeout_s=timeout_s)
 
-    def wait_until(self, reached: Callable[[], bool], told: Callable[[], str], *, timeout_s: float = 60.0) -> None:
+    def wait_until(self, reached: Callable[[], bool], told: Callable[[], str], *, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not reached():
             if time.monotonic() > deadline:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from tests.support.listening import listening, pass_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from tests.support.certificates import Pair
 
 TLS_REQUEST = struct.pack("!II", 8, 80877103)
-CHUNK_BYTES = 65_536
 
 
 @asynccontextmanager
@@ -30,27 +31,13 @@ async def tls_in_front(dsn: str, server: Pair, ca: Path) -> AsyncIterator[str]:
     parts = urlsplit(dsn)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            if await reader.readexactly(len(TLS_REQUEST)) == TLS_REQUEST:
-                writer.write(b"S")
-                await writer.drain()
-                await writer.start_tls(context)
-                behind_reader, behind_writer = await asyncio.open_connection(parts.hostname, parts.port)
-                await asyncio.gather(_pass_on(reader, behind_writer), _pass_on(behind_reader, writer))
-        writer.close()
-
-    front = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = front.sockets[0].getsockname()[1]
-    credentials = parts.netloc.rpartition("@")[0]
-    try:
-        yield f"postgresql://{credentials}@127.0.0.1:{port}{parts.path}?sslmode=verify-full&sslrootcert={ca}"
-    finally:
-        front.close()
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(CHUNK_BYTES):
-            writer.write(data)
+        if await reader.readexactly(len(TLS_REQUEST)) == TLS_REQUEST:
+            writer.write(b"S")
             await writer.drain()
-    writer.close()
+            await writer.start_tls(context)
+            behind_reader, behind_writer = await asyncio.open_connection(parts.hostname, parts.port)
+            await asyncio.gather(pass_on(reader, behind_writer), pass_on(behind_reader, writer))
+
+    credentials = parts.netloc.rpartition("@")[0]
+    async with listening(serve) as port:
+        yield f"postgresql://{credentials}@127.0.0.1:{port}{parts.path}?sslmode=verify-full&sslrootcert={ca}"

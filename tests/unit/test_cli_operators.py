@@ -20,6 +20,7 @@ from coordinator.core.records import Result
 from coordinator.open_transactions import Found, Kind, Open, PartitionDescription, Unexamined
 from oncebox.session import CONNECT_TIMEOUT_MS
 from oncebox.wire import TopicPartition
+from tests.support.listening import listening, pass_on
 from tests.unit.api.bench import Bench, commit, eventually, settings_for_tests, written
 from tests.unit.api.secure import Ground
 from tests.unit.core.states import id_state
@@ -49,7 +50,7 @@ async def run(bench: Bench | None, *args: str, **environment: str) -> Ran:
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **known, **environment},
     )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), 180)
     return Ran(process.returncode or 0, out.decode(), err.decode())
 
 
@@ -163,7 +164,7 @@ async def test_abort_asks_on_a_terminal(bench: Bench, typed: bytes, state: str):
     os.close(theirs)
     ending = asyncio.ensure_future(process.wait())
     seen = b""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while b"[y/N]" not in seen:
             seen += await asyncio.to_thread(os.read, ours, 1024)
         while process.returncode is None:
@@ -189,7 +190,7 @@ def _own_terminal() -> None:
 
 async def test_watch(bench: Bench):
     watching = asyncio.create_task(run(bench, "txn", "watch", "--prefix", "a", "--count", "2", "--json"))
-    await eventually(lambda: bench.calls.watcher_count > 0, 30)
+    await eventually(lambda: bench.calls.watcher_count > 0, 60)
     await bench.begin("b")
     grant = await bench.begin("a")
     await bench.coordinator.End(commit(grant, written("orders", 0), transactional_id="a"))
@@ -299,25 +300,16 @@ async def test_credentials_that_cannot_be_used(bench: Bench, options: list[str],
 async def test_from_afar(bench: Bench):
     """Each way takes longer than a producer's first attempt to connect may."""
     host, port = bench.api.address.rsplit(":", 1)
-    relayed = set()
-
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65_536):
-            await asyncio.sleep(2 * CONNECT_TIMEOUT_MS / 1_000)
-            writer.write(data)
-            await writer.drain()
-        writer.close()
+    delay_s = 2 * CONNECT_TIMEOUT_MS / 1_000
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(host, int(port))
-        for way in (pass_on(reader, there_writer), pass_on(there_reader, writer)):
-            relayed.add(asyncio.create_task(way))
+        both = (pass_on(reader, there_writer, delay_s=delay_s), pass_on(there_reader, writer, delay_s=delay_s))
+        await asyncio.gather(*both)
 
-    async with await asyncio.start_server(relay, "127.0.0.1") as server:
-        far = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
-        found = await run(None, "txn", "describe", "nobody", "--coordinators", far)
+    async with listening(relay) as far:
+        found = await run(None, "txn", "describe", "nobody", "--coordinators", f"127.0.0.1:{far}")
         assert "of 'nobody'" in found.err, found.err
-        await asyncio.gather(*relayed, return_exceptions=True)
 
 
 async def test_many_rows_are_no_table(bench: Bench):

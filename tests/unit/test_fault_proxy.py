@@ -9,6 +9,7 @@ import pytest
 
 from proof.faults.proxy import Proxy
 from proof.faults.requests import frame, read_frame
+from tests.support.listening import listening
 
 PRODUCE, END_TXN = 0, 26
 
@@ -115,10 +116,8 @@ async def test_large_frames_pass_whole(proxy):
 async def test_bytes_of_any_protocol_pass_and_so_does_the_end(server):
     async def until_end(reader, writer):
         writer.write((await reader.read())[::-1])  # after the client's end: half-closed
-        writer.close()
 
-    echo = await asyncio.start_server(until_end, "127.0.0.1", 0)
-    async with echo, Proxy(echo.sockets[0].getsockname()) as proxy:
+    async with listening(until_end) as echo, Proxy(("127.0.0.1", echo)) as proxy:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         writer.write(b"abc" * 100_000)
         writer.write_eof()
@@ -346,7 +345,7 @@ async def test_a_swallowed_reply_silences_its_connection(proxy, server):
         client.send(b"after")
         assert (await swallowed.reply())[4:] == b"END"
         assert await client.silent()
-        assert server.executed == [b"end", b"after"]
+        await until(lambda: server.executed == [b"end", b"after"])
     async with Client(proxy.port) as client:
         assert await client.ask(b"end", END_TXN) == (1, b"END")
 
@@ -376,10 +375,8 @@ async def test_a_request_that_does_not_come_is_told(proxy):
 async def test_a_connection_that_ends_before_the_reply_leaves_it_unknown(server):
     async def never_answer(reader, writer):
         await read_frame(reader)
-        writer.close()
 
-    mute = await asyncio.start_server(never_answer, "127.0.0.1", 0)
-    async with mute, Proxy(mute.sockets[0].getsockname(), kafka=True) as proxy:
+    async with listening(never_answer) as mute, Proxy(("127.0.0.1", mute), kafka=True) as proxy:
         doubled = proxy.double(PRODUCE)
         async with Client(proxy.port) as client:
             assert await client.ask(b"a") is None

@@ -39,8 +39,9 @@ class Bank:
         with psycopg.connect(self.dsn) as connection:
             return {name for (name,) in connection.execute("SELECT name FROM transfer")}
 
-    def in_kafka(self) -> list[str]:
-        return sorted(value.decode() for value in values(self.one.bootstrap_servers, self.topic))
+    def in_kafka(self, *, has_open: bool = False) -> list[str]:
+        found = values(self.one.bootstrap_servers, self.topic, has_open=has_open)
+        return sorted(value.decode() for value in found)
 
     def check_agree(self, expected: set[str]) -> None:
         assert self.in_kafka() == sorted(expected)

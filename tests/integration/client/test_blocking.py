@@ -16,7 +16,7 @@ from oncebox.reader import Position
 from oncebox.transaction import State
 from oncebox.v1 import transaction_pb2
 from tests.integration.client.conftest import fresh
-from tests.support.coordinator import Coordinators, values
+from tests.support.coordinator import Coordinators, values, wait_for_markers
 from tests.support.kafka import TopicFactory
 
 
@@ -129,6 +129,8 @@ def test_whole_transactions_are_read(one: Coordinators, mine: blocking.Producer,
         with mine.transaction() as transaction:
             for topic in topics:
                 transaction.send(topic, b"%d" % number)
+    for topic in topics:
+        wait_for_markers(one.bootstrap_servers, topic)
 
     def read(**start: Any) -> tuple[list[list[bytes | None]], Position]:
         with blocking.read_transactions(

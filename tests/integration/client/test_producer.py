@@ -46,21 +46,22 @@ async def test_every_compression_is_read_by_a_stock_consumer(
 async def test_ended_transactions_are_forgotten_without_a_search_for_garbage(
     new_producer: NewProducer, new_topic: TopicFactory
 ):
-    topic, transactions = new_topic(), 50
+    topic, transactions, found = new_topic(), 50, list[int]()
     async with new_producer() as mine:
         async with mine.transaction() as transaction:
             await transaction.send(topic, b"the first one opens connections")
-        gc.collect()
-        gc.disable()
-        try:
-            for number in range(transactions):
-                transaction = await mine.begin()
-                await transaction.send(topic, b"%d" % number)
-                await (transaction.commit() if number % 2 else transaction.abort())
-            found = gc.collect()
-        finally:
-            gc.enable()
-    assert found < transactions
+        for _ in range(3):  # what else goes on leaves garbage, too, now and then: the quietest turn counts
+            gc.collect()
+            gc.disable()
+            try:
+                for number in range(transactions):
+                    transaction = await mine.begin()
+                    await transaction.send(topic, b"%d" % number)
+                    await (transaction.commit() if number % 2 else transaction.abort())
+                found.append(gc.collect())
+            finally:
+                gc.enable()
+    assert min(found) < transactions
 
 
 async def test_all_that_a_record_has_arrives(one: Coordinators, new_producer: NewProducer, new_topic: TopicFactory):
@@ -149,7 +150,7 @@ async def test_partitions_that_were_added_are_found(new_producer: NewProducer, o
         await transaction.send(topic, b"0", partition=0)
         admin = AdminClient({"bootstrap.servers": one.bootstrap_servers})
         await asyncio.to_thread(admin.create_partitions([NewPartitions(topic, 2)])[topic].result, 30)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     await transaction.send(topic, b"1", partition=1)
@@ -212,7 +213,7 @@ async def test_use_after_fencing_says_by_whom(new_producer: NewProducer, one: Co
                     await transaction.send_and_wait(topic, b"old")
 
             with pytest.raises(ProducerFencedError, match="newer instance") as caught:
-                await asyncio.wait_for(go_on(), 30)
+                await asyncio.wait_for(go_on(), 60)
             assert caught.value.owner.instance == new.instance
             assert caught.value.owner.since_ms > 0
             for call in (lambda: transaction.send(topic, b"x"), transaction.flush, transaction.commit, old.begin):
@@ -330,6 +331,7 @@ async def test_outcomes_and_the_resume_token(one: Coordinators, new_producer: Ne
             transaction.metadata = b"token 2"
     async with new_producer(name) as again:
         assert again.resume_token == b"token 2"
+    assert await seen(one, topic) == [b"x", b"z"]
     told_metadata = [m.metadata for m in await asyncio.to_thread(manifests, one) if m.transactional_id == name]
     assert told_metadata == [b"token 1", b"token 2"]
 
@@ -350,9 +352,7 @@ async def test_the_next_transaction_is_begun_while_the_last_one_ends(
             assert (await committing).result == transaction_pb2.COMMITTED  # type: ignore[union-attr]
             await following.send(topic, b"%d." % number)
             await following.commit(wait="decided")
-    async with asyncio.timeout(30):
-        while len(found := await seen(one, topic)) < 40:
-            pass
+    found = await seen(one, topic)
     assert found == [b"%d%s" % (number, dot) for number in range(20) for dot in (b"", b".")]
 
 

@@ -22,7 +22,7 @@ from oncebox.reader import (
 from oncebox.wire import TopicPartition
 from tests.integration.client.conftest import NewProducer, fresh
 from tests.support.coordinator import Coordinators, wait_for_markers
-from tests.support.kafka import TopicFactory
+from tests.support.kafka import TopicFactory, await_partitions
 
 
 def reader(one: Coordinators, topics: Collection[str], **options: Any) -> TransactionReader:
@@ -30,7 +30,7 @@ def reader(one: Coordinators, topics: Collection[str], **options: Any) -> Transa
 
 
 async def all_of(reading: TransactionReader) -> list[CommittedTransaction]:
-    async with asyncio.timeout(60), reading:
+    async with asyncio.timeout(120), reading:
         return [transaction async for transaction in reading]
 
 
@@ -113,7 +113,7 @@ async def test_a_reader_that_stops_after_each_transaction_goes_on_where_it_was(
 
     await asyncio.gather(*(write(number) for number in range(4)))
     await asyncio.to_thread(send_plainly, one, topic, b"plain", 1)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while len(whole := await all_of(reader(one, [topic], until_end=True))) < 27:
             pass
     position: Position | None = None
@@ -146,7 +146,7 @@ async def test_reading_beside_writers_sees_all_once_and_each_ids_transactions_in
                         await transaction.send(topic, b"%d" % turn)
                 expected.add((name, transaction.number))
 
-    async with asyncio.timeout(60), reader(one, topics, start="latest", buffer_bytes=2_000) as reading:
+    async with asyncio.timeout(120), reader(one, topics, start="latest", buffer_bytes=2_000) as reading:
         writing = asyncio.gather(*(write(name) for name in names))
         read = []
         async for transaction in reading:
@@ -165,7 +165,7 @@ async def test_a_partition_that_is_added_is_read(one: Coordinators, new_producer
     from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
     topic = new_topic(partitions=1)
-    async with new_producer() as mine, asyncio.timeout(60), reader(one, [topic]) as reading:
+    async with new_producer() as mine, asyncio.timeout(120), reader(one, [topic]) as reading:
         admin = AdminClient({"bootstrap.servers": one.bootstrap_servers})
         await asyncio.to_thread(admin.create_partitions([NewPartitions(topic, 2)])[topic].result, 30)
         while not mine._placement._places:
@@ -207,6 +207,7 @@ async def test_a_topic_made_again_is_another(one: Coordinators, new_producer: Ne
             position = reading.position()
         admin = AdminClient({"bootstrap.servers": one.bootstrap_servers})
         await asyncio.to_thread(lambda: admin.delete_topics([topic], operation_timeout=30)[topic].result(30))
+        await asyncio.to_thread(await_partitions, one.bootstrap_servers, topic, 0)
         await asyncio.to_thread(new_topic, topic)
         with pytest.raises(ReadError, match="deleted and made again"):
             await reader(one, [topic], start=position).open()

@@ -29,7 +29,7 @@ from oncebox.producer import Producer
 from oncebox.settings import KafkaSection
 from oncebox.wire import KafkaSettings
 from tests.support.certificates import Authority
-from tests.support.coordinator import Coordinators, values
+from tests.support.coordinator import Coordinators, values, wait_for_markers
 from tests.support.kafka import create_topic
 
 pytestmark = pytest.mark.kafka
@@ -91,15 +91,17 @@ async def there_and_back(reached: KafkaSettings, plain_servers: str, folder: Pat
                     await transaction.send(topic, b"%d" % number, partition=number % 2)
         seen = await asyncio.to_thread(values, plain_servers, topic)
         stop = asyncio.Event()
-        handled = []
 
         async def copy(record: oncebox.Record, transaction: oncebox.Transaction) -> None:
             await transaction.send(copies, record.value, partition=record.partition)
-            handled.append(record)
-            if len(handled) == 10:
-                stop.set()
 
-        await oncebox.transform(topic, topic, copy, kafka=reached, coordinators=coordinators.addresses, stop=stop)
+        copying = oncebox.transform(topic, topic, copy, kafka=reached, coordinators=coordinators.addresses, stop=stop)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(copying)
+            async with asyncio.timeout(120):
+                while len(await asyncio.to_thread(values, plain_servers, copies)) < 10:
+                    pass
+            stop.set()
         read: list[bytes] = []
         async with oncebox.read_transactions(
             copies, reached, feed_topic=coordinators.feed_topic, until_end=True
@@ -190,7 +192,7 @@ async def test_the_program_on_the_page(secure_kafka: LocalKafka, tmp_path: Path)
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -223,6 +225,7 @@ async def test_transactions_with_a_bearer_token(secure_kafka: LocalKafka, tmp_pa
                 await transaction.send(topic, b"1")
             asked_by_producer = len(asked)
             assert asked_by_producer
+        await asyncio.to_thread(wait_for_markers, secure_kafka.bootstrap_servers, topic)
         async with oncebox.read_transactions(
             topic, reached, feed_topic=coordinators.feed_topic, until_end=True
         ) as reader:

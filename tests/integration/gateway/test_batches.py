@@ -14,7 +14,7 @@ from oncebox.v1 import transaction_pb2
 from oncebox.v1.gateway_pb2_grpc import GatewayStub
 from proof.bench.instances import wait_until_shared
 from tests.integration.gateway.conftest import detail_of, fresh
-from tests.support.coordinator import LOG_PARTITIONS, Coordinators, values
+from tests.support.coordinator import LOG_PARTITIONS, Coordinators, values, wait_for_markers
 from tests.support.kafka import TopicFactory
 
 
@@ -23,10 +23,21 @@ def batch(name: str, request_id: str, topic: str, *sent: bytes, **fields: Any) -
     return pb.CommitBatchRequest(transactional_id=name, request_id=request_id, records=records, **fields)
 
 
+# Told where partitions are on their way from one instance to another, and nothing was done.
+MOMENTARY = ("NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "nobody leads log partition")
+
+
 async def commit(address: str, request: pb.CommitBatchRequest) -> pb.CommitBatchResponse:
-    async with grpc.aio.insecure_channel(address) as channel:
-        response: pb.CommitBatchResponse = await GatewayStub(channel).CommitBatch(request, timeout=60)
-        return response
+    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(120):
+        while True:
+            try:
+                response: pb.CommitBatchResponse = await GatewayStub(channel).CommitBatch(request, timeout=60)
+            except grpc.aio.AioRpcError as error:
+                if not any(told in (error.details() or "") for told in MOMENTARY):
+                    raise
+            else:
+                return response
+            await asyncio.sleep(0.05)
 
 
 async def refused(address: str, request: pb.CommitBatchRequest) -> transaction_pb2.Error:
@@ -62,6 +73,7 @@ async def test_offsets_and_metadata_are_told_to_others(one: Coordinators, new_to
     topic, name, address = new_topic(partitions=2), fresh("told"), one.addresses[0]
     first = await commit(address, batch(name, "r1", topic, b"a", b"b", metadata=b"mine"))
     await commit(address, batch(name, "r2", topic, b"c"))
+    await asyncio.to_thread(wait_for_markers, one.bootstrap_servers, topic)
     read = {}
     async with read_transactions(topic, one.bootstrap_servers, feed_topic=one.feed_topic, until_end=True) as reader:
         async for transaction in reader:

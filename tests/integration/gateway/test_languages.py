@@ -30,7 +30,7 @@ def protoc_arguments() -> list[str]:
     return shlex.split(found.replace("\\\n", " "))  # a shell joins such lines
 
 
-def run(*command: str | Path, folder: Path, timeout_s: float = 60, **environment: str) -> str:
+def run(*command: str | Path, folder: Path, timeout_s: float = 120, **environment: str) -> str:
     done = subprocess.run(
         [*map(str, command)],
         cwd=folder,

@@ -19,7 +19,7 @@ from relay.outbox.relay import OutboxRelay
 from tests.support.coordinator import Coordinators
 from tests.support.kafka import create_topic
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 POLL_S = 0.02
 
 

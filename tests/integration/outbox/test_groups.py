@@ -74,7 +74,7 @@ async def test_a_refused_row_is_found_although_the_next_group_is_on_its_way(outb
         assert [row.row_id for row in await parked.listed(outbox.settings(), 10)] == ["1000"]
     else:
         assert "the row with id 1000 cannot be published" in await outbox.run_until_stopped(group_rows_max=2)
-        assert ids_of(await outbox.seen()) == list(range(ROWS // 2 + 1))
+        assert ids_of(await outbox.wait_published(ROWS // 2 + 1)) == list(range(ROWS // 2 + 1))
 
 
 async def test_a_row_that_is_bad_by_itself_leaves_the_commit_before_it_alone(outbox: Outbox):

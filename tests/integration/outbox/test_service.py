@@ -33,7 +33,7 @@ class OutboxEvent(OutboxMixin, Base):
 
 
 def oncebox(*arguments: str, answer: str = "") -> str:
-    done = subprocess.run([ONCEBOX, *arguments], capture_output=True, text=True, check=False, input=answer, timeout=60)
+    done = subprocess.run([ONCEBOX, *arguments], capture_output=True, text=True, check=False, input=answer, timeout=180)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -101,7 +101,7 @@ def test_commands_and_helpers(outbox: Outbox, tmp_path: Path):
 
 def test_a_database_that_is_not_there_is_told_in_one_line():
     command = [str(ONCEBOX), "outbox", "status", "--dsn", "postgresql://nobody:secret@127.0.0.1:9/none"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     assert done.returncode == 1
     assert done.stderr.startswith("oncebox: the database: ")
     assert done.stderr.count("\n") == 1
@@ -129,7 +129,7 @@ async def test_the_guides_snippets_run(outbox: Outbox, tmp_path: Path):
             snippet = snippet.replace(old, new)
         script = tmp_path / f"{page}.py"
         script.write_text(snippet)
-        await asyncio.to_thread(subprocess.run, [sys.executable, str(script)], check=True, timeout=60)
+        await asyncio.to_thread(subprocess.run, [sys.executable, str(script)], check=True, timeout=180)
     assert await outbox.fetch("SELECT aggregateid FROM outbox") == [("17",)]
     assert await outbox.fetch("SELECT amount FROM paid") == [(30,)]
     seen = await asyncio.to_thread(read_committed, outbox.one.bootstrap_servers, topic)

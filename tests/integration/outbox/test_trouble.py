@@ -56,7 +56,7 @@ async def test_a_bad_row_stops_it_after_all_that_came_before(outbox: Outbox, kin
     message = await outbox.run_until_stopped()
     assert "the row with id 2 cannot be published" in message
     assert told in message
-    assert [each.ids for each in await outbox.seen()] == [[1]]
+    assert [each.ids for each in await outbox.wait_published(1)] == [[1]]
     (status,) = await control.status(outbox.dsn)
     assert (status.state, status.message) == ("STOPPED", message)
 
@@ -72,7 +72,7 @@ async def test_a_row_that_only_the_broker_refuses_is_found(outbox: Outbox):
     message = await outbox.run_until_stopped()
     assert "the row with id 3 cannot be published" in message
     assert "MESSAGE_TOO_LARGE" in message
-    assert [each.ids for each in await outbox.seen()] == [[1]]
+    assert [each.ids for each in await outbox.wait_published(1)] == [[1]]
 
 
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED])
@@ -147,7 +147,7 @@ async def test_a_key_that_stays_bad_does_not_park_without_end(outbox: Outbox, so
         message = await outbox.run_until_stopped(**given)
         assert "more than 3 rows would be parked (parked_rows_max), 3 are" in message
         assert BEHIND in message
-    assert [each.ids for each in await outbox.seen()] == [[4]]
+    assert [each.ids for each in await outbox.wait_published(1)] == [[4]]
     assert await parked.discard(outbox.settings(**given)) == 3
     async with outbox.running(**given):
         seen = await outbox.wait_published(3)

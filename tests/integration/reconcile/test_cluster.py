@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[3]
 MASTER_CLASS, WORKER_CLASS = (f"org.apache.spark.deploy.{name}" for name in ("master.Master", "worker.Worker"))
-START_S = 60.0
+START_S = 180.0
 # Half a minute on a machine of its own; five JVMs on a busy one take their time.
 SUBMIT_S = 400.0
 

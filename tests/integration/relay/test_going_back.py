@@ -335,7 +335,7 @@ def test_going_back_while_others_commit_ends_well(
         for step in steps[1:]:
             writer.execute(step)
         writer.commit()
-        assert back.result(30) == {(topic, 0): 0}
+        assert back.result(60) == {(topic, 0): 0}
     assert relays.rows(position) == [(0,)]
     assert relays.rows("SELECT count(*) FROM orders") == [(0 if how == "rebuild" else 10,)]
 

@@ -187,10 +187,10 @@ def test_it_is_paused_though_the_database_is_slower_than_the_topic(
         try:
             relays.wait_until(lambda: relays.rows("SELECT count(*) > 100 FROM orders") == [(True,)], relay.log_tail)
             assert call(relay, "Pause") in {"RUNNING", "PAUSED"}
-            relays.wait_until(lambda: call(relay, "GetStatus") == "PAUSED", relay.log_tail, timeout_s=20)
+            relays.wait_until(lambda: call(relay, "GetStatus") == "PAUSED", relay.log_tail)
         finally:
             is_over.set()
-        sent = sending.result(30)
+        sent = sending.result(60)
     produce(kafka, topic, range(sent, sent + 5), 1)
     sent += 5
     assert relays.rows("SELECT count(*) FROM orders")[0][0] < sent
@@ -317,7 +317,7 @@ def test_partitions_that_are_added_while_it_runs(
             relays.wait_for(COUNT, [(5000, 15000)])
         finally:
             stop.set()
-        running.result(30)
+        running.result(60)
     assert relays.rows("SELECT count(DISTINCT oncebox_source) FROM orders") == [(3,)]
 
 
@@ -352,4 +352,4 @@ def test_sigint_ends_it_cleanly(kafka: LocalKafka, new_topic: TopicFactory, rela
     relays.configure([{"topic": new_topic(), "table": "orders", "key": ["id"]}])
     relay = relays.start()
     os.kill(relay.pid, signal.SIGINT)
-    assert relay.wait(timeout_s=30) == 0
+    assert relay.wait() == 0

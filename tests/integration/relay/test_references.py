@@ -77,4 +77,4 @@ async def test_a_reference_that_never_comes_stalls_nothing(
     finally:
         is_over.set()
     written = sum(await asyncio.gather(*busy))
-    await asyncio.to_thread(relays.wait_for, "SELECT count(*) FROM children", [(written,)])
+    await asyncio.to_thread(relays.wait_for, "SELECT count(*) FROM children", [(written,)], timeout_s=120)

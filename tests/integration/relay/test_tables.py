@@ -35,7 +35,7 @@ def send(kafka: LocalKafka, topic: str, *values: dict[str, object]) -> None:
 def command(relays: Relays, *words: str) -> subprocess.CompletedProcess[str]:
     place = [sys.executable, "-c", "from oncebox.cli import main; main()", "relay"]
     return subprocess.run(
-        [*place, *words, "--config", str(relays.config)], capture_output=True, text=True, check=False, timeout=60
+        [*place, *words, "--config", str(relays.config)], capture_output=True, text=True, check=False, timeout=180
     )
 
 

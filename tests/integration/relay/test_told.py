@@ -35,7 +35,7 @@ def asked(relays: Relays, *words: str, code: int = 0) -> Any:
 def run(relays: Relays, *words: str, code: int = 0) -> str:
     command = [sys.executable, "-c", "from oncebox.cli import main; main()", "relay", *words]
     done = subprocess.run(
-        [*command, "--config", str(relays.config)], capture_output=True, text=True, check=False, timeout=60
+        [*command, "--config", str(relays.config)], capture_output=True, text=True, check=False, timeout=180
     )
     assert done.returncode == code, done.stderr
     return done.stdout

@@ -33,7 +33,7 @@ async def get(bench: Bench, path: str, method: str = "GET") -> tuple[int, bytes]
 
     def fetch() -> tuple[int, bytes]:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as response:
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as response:
                 return response.status, response.read()
         except urllib.error.HTTPError as error:
             with error:

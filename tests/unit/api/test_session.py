@@ -28,7 +28,7 @@ class Client:
 
     async def receive(self) -> pb.SessionResponse:
         if not self.received:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 message = await self.stream.read()
             assert message is not grpc.aio.EOF, await self.stream.details()
             assert isinstance(message, pb.SessionResponses)

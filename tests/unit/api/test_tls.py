@@ -185,7 +185,7 @@ async def test_connections_come_anew_after_their_age(ground: Ground):
             reload()
 
         bench.api.certificates.reload = counted  # type: ignore[method-assign]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while handshakes < 2:
                 await bench.coordinator.FindCoordinator(pb.FindCoordinatorRequest(transactional_id="a"))
                 await asyncio.sleep(0.05)

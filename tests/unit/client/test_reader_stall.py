@@ -103,13 +103,13 @@ async def test_it_goes_on_with_what_is_waited_for(monkeypatch: pytest.MonkeyPatc
     assert not reader._room.is_set()
     reading = asyncio.create_task(reader._read_records())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await reader.wait_until_whole(A, 0, 1):
                 assert assembly.needed_for(A, 0) == {B}
         assert consumer.paused == {A, C}
         assert [len(each.records) for each in reader.take(records_max=10, bytes_max=10_000)] == [1, 2]
         # And everywhere, once there is room.
-        await asyncio.wait_for(consumer.all_read.wait(), 10)
+        await asyncio.wait_for(consumer.all_read.wait(), 60)
     finally:
         reading.cancel()
         await asyncio.wait([reading])
@@ -132,7 +132,7 @@ async def test_it_goes_on_with_what_comes_to_be_waited_for_while_there_is_little
     reader._advance()
     reading = asyncio.create_task(reader._read_records())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while consumer.paused != {A, B, C}:  # noqa: ASYNC110 - the stub has no event for it
                 await asyncio.sleep(0.01)
         consumer.unassigned.clear()
@@ -140,8 +140,8 @@ async def test_it_goes_on_with_what_comes_to_be_waited_for_while_there_is_little
         assembly.manifest(1, 0, with_one_on_b(manifest(1, (0, 40), transactional_id="second")))
         assembly.feed_position(1, 1)
         reader._advance()
-        await asyncio.wait_for(consumer.all_read.wait(), 10)
-        await asyncio.wait_for(reader.wait(10), 10)
+        await asyncio.wait_for(consumer.all_read.wait(), 60)
+        await asyncio.wait_for(reader.wait(60), 60)
         assert [each.records.keys() for each in reader.take(records_max=100, bytes_max=100_000)] == [{A, B}]
     finally:
         reading.cancel()
@@ -161,7 +161,7 @@ async def test_it_reads_a_new_partition_that_is_waited_for_while_nothing_is_take
     reader._advance()
     reading = asyncio.create_task(reader._read_records())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while A not in consumer.paused:  # noqa: ASYNC110 - the stub has no event for it
                 await asyncio.sleep(0.01)
             assembly.manifest(0, 1, with_one_on_b(manifest(1, (1, 2), transactional_id="second")))

@@ -252,7 +252,7 @@ async def test_nothing_is_sent_while_it_is_being_prepared(world: World) -> None:
     await transaction.send("t", b"told")
     world.coordinator.gate.clear()
     preparing = asyncio.create_task(transaction.prepare())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not world.coordinator.prepared:  # noqa: ASYNC110 - in memory
             await asyncio.sleep(0)
     with pytest.raises(UsageError, match="being prepared"):

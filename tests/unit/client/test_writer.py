@@ -166,7 +166,7 @@ async def test_the_delivery_timeout_holds_behind_a_broker_that_hangs():
     one = writer(brokers, request_timeout_ms=50, delivery_timeout_ms=50)
     one.append(A, b"x", None, [], None)
     future = one.future_of_last(A)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(DeliveryError, match="within the delivery timeout of 50 ms: no answer"):
             await one.flush()
         with pytest.raises(DeliveryError):
@@ -179,7 +179,7 @@ async def test_the_delivery_timeout_holds_without_a_leader():
     brokers.without_leader.add(A)
     one = writer(brokers, request_timeout_ms=50, delivery_timeout_ms=50)
     one.append(A, b"x", None, [], None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(DeliveryError, match="delivery timeout of 50 ms: it has no leader"):
             await one.flush()
     await one.close(AbortedError(""))

@@ -134,7 +134,7 @@ class Caller:
 
     async def ask(self, **request: Any) -> Any:
         request_id = self.put(**request)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             answer = await self._answers.get()
         assert answer.request_id == request_id
         return getattr(answer, answer.WhichOneof("response") or "")
@@ -220,7 +220,7 @@ async def test_after_more_refusals_than_are_kept_nobody_resumes():
         opened = await again.open(resume_number=7)
         assert not opened.resumed
         assert opened.outcome.result == transaction_pb2.ABORTED
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await world.producers[0].stopped.wait()
 
 
@@ -231,7 +231,7 @@ async def test_a_stream_that_is_lost_while_it_opens_leaves_nothing_behind():
         lost.put(open=pb.Open(transactional_id="t"))
         await settled()
     world.producers[0].gate.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await world.producers[0].stopped.wait()
     world.gate_is_open = True
     async with calling(world) as next_one:
@@ -249,7 +249,7 @@ async def test_a_commit_under_way_when_the_stream_is_lost_is_carried_out():
     assert world.producers[0].committed == []
     assert world.producers[0].is_running
     world.producers[0].gate.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await world.producers[0].stopped.wait()
     assert world.producers[0].committed == [7]
 
@@ -308,7 +308,7 @@ async def test_who_comes_to_resume_what_is_just_being_committed_leaves_no_produc
             await settled()
             world.gate_is_open = False
             world.producers[0].gate.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await world.producers[0].stopped.wait()
             opening.cancel()
     assert world.producers[0].committed == [7]
@@ -336,7 +336,7 @@ async def test_a_stream_that_ends_with_its_token_is_resumed_with_the_next():
         await first.ask(begin=pb.Begin())
         first.admitted.is_expired = True
         first.put(send=pb.Send(records=[pb.Record(topic="here")]))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await first.running
         assert first.stream.is_expired
     async with calling(world) as again:
@@ -350,6 +350,6 @@ async def test_a_stream_that_is_closed_in_good_order_leaves_nothing_to_resume():
         await first.open()
         await first.ask(begin=pb.Begin())
         first.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await first.running
             await world.producers[0].stopped.wait()

@@ -261,7 +261,7 @@ async def test_a_reference_may_be_waited_for_where_no_commit_is_known_to_be_pend
     stubs._write_position = lambda _: None
     stubs._write_with_references = write_with_references
     writer.has_references = True
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await made._work(reader)
     assert len(careful) == 1
     assert not writer.attempts

@@ -60,7 +60,7 @@ def test_they_are_resolved_by_one_at_a_time(jars: list[Path]):
         assert other.is_alive()
         assert not found
         first.remember(jars[0].as_uri())
-    other.join(10)
+    other.join(60)
     assert found == {"spark.jars": str(jars[0])}
     with first.turn(), second.turn():
         pass  # nobody waits where nothing is to be resolved
