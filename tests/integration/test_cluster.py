@@ -29,6 +29,7 @@ from coordinator.cluster import (
 from oncebox.local import LocalKafka
 from oncebox.local.jars import kafka_jars
 from oncebox.local.java import find_java
+from oncebox.local.kafka import QUICK_START
 from oncebox.wire import KafkaSettings, Wire
 from tests.support.kafka import create_topic
 
@@ -272,7 +273,9 @@ def unfit_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka
         "unclean.leader.election.enable": "true",
         "default.replication.factor": "3",
     }
-    with LocalKafka(tmp_path_factory.mktemp("unfit"), secure=True, properties=properties) as kafka:
+    with LocalKafka(
+        tmp_path_factory.mktemp("unfit"), secure=True, properties=properties, jvm_options=[QUICK_START]
+    ) as kafka:
         yield kafka
 
 

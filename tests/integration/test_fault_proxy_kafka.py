@@ -8,6 +8,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from confluent_kafka import Producer
 
 from oncebox.local import LocalKafka
+from oncebox.local.kafka import QUICK_START
 from oncebox.wire import LATEST, KafkaSettings, OutcomeUnknownError, TopicPartition, Wire
 from proof.faults.proxy import Proxy
 from tests.support.kafka import create_topic
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.kafka]
 async def broker(tmp_path_factory):
     """Kafka, and the proxy on the port that it advertises."""
     proxy = Proxy(("127.0.0.1", 0), kafka=True)
-    kafka = LocalKafka(tmp_path_factory.mktemp("proxied"), advertised_ports=[proxy.port])
+    kafka = LocalKafka(tmp_path_factory.mktemp("proxied"), advertised_ports=[proxy.port], jvm_options=[QUICK_START])
     await asyncio.to_thread(kafka.start)
     try:
         proxy.target = ("127.0.0.1", kafka.brokers[0].port)

@@ -18,6 +18,7 @@ from coordinator.core.records import TopicPartition as CorePartition
 from coordinator.markers import plan
 from coordinator.markers.writer import MarkerWriter
 from oncebox.local import LocalKafka
+from oncebox.local.kafka import QUICK_START
 from oncebox.wire import (
     LATEST,
     OFFSETS_TOPIC,
@@ -309,7 +310,7 @@ async def _delete(kafka: LocalKafka, topic: str) -> None:
 @pytest.mark.kafka
 async def test_pending_markers_outlive_lost_answers_and_a_killed_broker(tmp_path: Path):
     async with Proxy(("127.0.0.1", 0), kafka=True) as proxy:
-        with LocalKafka(tmp_path / "kafka", advertised_ports=[proxy.port]) as kafka:
+        with LocalKafka(tmp_path / "kafka", advertised_ports=[proxy.port], jvm_options=[QUICK_START]) as kafka:
             broker = kafka.brokers[0]
             proxy.target = ("127.0.0.1", broker.port)
             topic = await asyncio.to_thread(create_topic, kafka.internal_servers, partitions=3)

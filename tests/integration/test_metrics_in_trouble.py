@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from coordinator.telemetry import PREFIX
 from oncebox import Producer
 from oncebox.local import LocalKafka
+from oncebox.local.kafka import QUICK_START
 from oncebox.v1 import admin_pb2
 from oncebox.v1.admin_pb2_grpc import AdminStub
 from oncebox.wire import KafkaSettings, Record, TopicPartition, Wire, encode_batch
@@ -69,7 +70,7 @@ async def hang(bootstrap_servers: str, topic: str) -> None:
 async def test_what_is_owed_and_what_fails_is_counted(tmp_path: Path):
     async with Proxy(("127.0.0.1", 0), kafka=True) as proxy:
         with (
-            LocalKafka(tmp_path / "kafka", advertised_ports=[proxy.port]) as kafka,
+            LocalKafka(tmp_path / "kafka", advertised_ports=[proxy.port], jvm_options=[QUICK_START]) as kafka,
             Coordinators(proxy.address, tmp_path) as one,
         ):
             broker = kafka.brokers[0]

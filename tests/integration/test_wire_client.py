@@ -14,6 +14,7 @@ from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from oncebox.local import LocalKafka
+from oncebox.local.kafka import QUICK_START
 from oncebox.wire import (
     LATEST,
     AuthenticationError,
@@ -405,7 +406,7 @@ async def test_a_lane_is_mute_while_a_marker_on_it_waits_for_replicas(cluster: C
 
 @pytest.fixture(scope="module")
 def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
-    kafka = LocalKafka(tmp_path_factory.mktemp("secure-kafka"), secure=True)
+    kafka = LocalKafka(tmp_path_factory.mktemp("secure-kafka"), secure=True, jvm_options=[QUICK_START])
     try:
         yield kafka.start()
     finally:
