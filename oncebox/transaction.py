@@ -282,18 +282,30 @@ class Transaction:
 
         Should it fail, the next one cannot be committed either: both are to be aborted.
         """
-        self._begin_commit()
-        return asyncio.get_running_loop().create_task(self._commit(metadata, wait))
+        committing = self._begin_commit()
+        task = asyncio.get_running_loop().create_task(self._commit(metadata, wait))
+        # One that is cancelled before its first step does not get as far as to tell the transaction behind it.
+        task.add_done_callback(lambda _: self._end_commit(committing, is_committed=False))
+        return task
 
-    def _begin_commit(self) -> None:
+    def _begin_commit(self) -> "asyncio.Future[bool]":
         if self.committing is not None:
             raise misused(self.name, "this transaction is being committed already")
         # While nobody has asked for the next grant, the same question has the same answer, or brings it about.
         may_ask_again = self.state is State.IN_DOUBT and self.grant == self._claim.grant
         if self.state not in {State.PREPARING, State.PREPARED} and not may_ask_again:
             self._check_state()
-        self.committing = asyncio.get_running_loop().create_future()
+        committing = self.committing = asyncio.get_running_loop().create_future()
         self._tools.on_state(self)
+        return committing
+
+    def _end_commit(self, committing: "asyncio.Future[bool] | None", *, is_committed: bool) -> None:
+        if committing is None or self.committing is not committing:
+            return
+        self.committing = None
+        self._tools.on_state(self)
+        if not committing.done():
+            committing.set_result(is_committed)
 
     async def _commit(
         self, metadata: bytes | None, wait: Literal["complete", "decided"]
@@ -315,10 +327,7 @@ class Transaction:
             is_committed = True
             return outcome
         finally:
-            self.committing = None
-            self._tools.on_state(self)
-            if committing is not None and not committing.done():
-                committing.set_result(is_committed)
+            self._end_commit(committing, is_committed=is_committed)
 
     async def abort(self) -> transaction_pb2.Outcome | None:
         """Nothing of it is ever seen. Also settles a commit whose answer did not come, unless it was decided.

@@ -176,6 +176,21 @@ async def test_a_commit_in_doubt_may_be_asked_for_again(world: World, lost: str)
     assert world.written == [b"once"]
 
 
+async def test_a_commit_that_is_cancelled_before_its_first_step_is_under_way_no_longer(world: World) -> None:
+    """Nobody would hear of it: neither the transaction begun behind it, nor a producer that is to be stopped."""
+    transaction = await world.begin()
+    await transaction.send("t", b"once")
+    soon = transaction.commit_soon()
+    committing = transaction.committing
+    assert committing is not None
+    soon.cancel()
+    async with asyncio.timeout(10):
+        assert await committing is False
+    assert (transaction.committing, transaction.state) == (None, State.OPEN)
+    await transaction.commit()
+    assert world.written == [b"once"]
+
+
 async def test_an_abort_in_doubt_may_be_asked_for_again_and_is_not_turned_into_a_commit(world: World) -> None:
     transaction = await world.begin()
     await transaction.send_and_wait("t", b"never")
