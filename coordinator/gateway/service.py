@@ -22,14 +22,15 @@ from coordinator.gateway.stream import TransactStream
 from coordinator.log import codec
 from coordinator.log.port import Kind, Reader
 from oncebox.claim import ProducerSettings
-from oncebox.errors import DeliveryError, OnceboxError, RecordsRefusedError
+from oncebox.errors import BrokersUnavailableError, DeliveryError, OnceboxError, RecordsRefusedError
 from oncebox.producer import Producer
+from oncebox.reader.ends import ends_of
 from oncebox.reader.source import list_offsets
 from oncebox.session import OpenChannel
 from oncebox.v1 import gateway_pb2 as pb
 from oncebox.v1 import manifest_pb2, transaction_pb2
 from oncebox.v1.gateway_pb2_grpc import GatewayServicer, GatewayStub
-from oncebox.wire import KafkaSettings, TopicPartition, Wire
+from oncebox.wire import LATEST, KafkaSettings, TopicPartition, Wire
 from oncebox.writer_settings import WriterSettings
 
 NAME = "oncebox.v1.Gateway"
@@ -180,11 +181,16 @@ class Gateway(GatewayServicer):
     async def _read_feed(self, transactional_id: str, since_ms: int) -> AsyncIterator[manifest_pb2.Manifest]:
         partition = self._front.calls.partition_of(transactional_id)
         where = TopicPartition(self._feed_topic, partition)
-        offset_first = (await list_offsets(self._wire, [where], since_ms))[where]
-        if offset_first < 0:
-            return  # nothing has been committed since
+        # A leader that stood still and was replaced lacks the newest commits, and may not know that yet: what it has
+        # stands before them, but where the feed ends others say, too.
+        offset_known = (await list_offsets(self._wire, [where], LATEST))[where]
+        offset_since = (await list_offsets(self._wire, [where], since_ms))[where]
+        ends = await ends_of(self._wire, self._feed_topic, [partition])
+        if ends is None:
+            raise BrokersUnavailableError(f"too few brokers tell how far {where.topic}:{where.partition} goes")
+        offset_first = offset_since if offset_since >= 0 else offset_known
         key = transactional_id.encode()
-        async for chunk in self._feed.read(Kind.FEED, partition, offset_first, None):
+        async for chunk in self._feed.read(Kind.FEED, partition, offset_first, ends[partition]):
             for entry in chunk:
                 if entry.key == key:
                     record = codec.parse_feed(entry.value)
