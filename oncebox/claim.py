@@ -73,6 +73,10 @@ class Claim:
         """Fences former instances and aborts what they left open; what they left prepared is returned, if kept."""
         return await self._init(None)
 
+    @property
+    def is_taken(self) -> bool:
+        return self.grant.number > 0
+
     def doubt(self) -> None:
         """The grant in hand is used up, and the next one not known."""
         self._in_doubt = True
