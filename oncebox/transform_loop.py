@@ -365,6 +365,8 @@ class _Loop:
                 break
             except RetriableError as error:
                 log.warning("going back to what the group has committed: %s", error)
+                if self._stop.is_set():
+                    break  # nothing more is read, and whoever starts next settles it
                 await asyncio.sleep(RETRY_MAX_S)
         self._polled.clear()
         self._forget()

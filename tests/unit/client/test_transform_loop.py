@@ -187,6 +187,38 @@ async def test_commits_that_are_slow_are_tried_until_they_are_not():
     assert sorted(world.seen) == sorted(b"%d/%d" % (partition, n) for partition in PARTITIONS for n in range(50))
 
 
+async def test_it_stops_also_while_no_coordinator_answers():
+    """What could not be committed is aborted by its timeout, and read again by whoever starts next."""
+    world, stop = World(), asyncio.Event()
+    away = refused(transaction_pb2.COORDINATOR_NOT_AVAILABLE)
+
+    class Away(Sending):
+        async def commit(self, wait: str = "") -> None:
+            del wait
+            raise away
+
+        async def abort(self) -> None:
+            raise away
+
+    class Leaving(Sender):
+        begun = 0
+
+        async def begin(self) -> Sending:
+            self.begun += 1
+            if self.begun > 1:
+                raise away
+            return Away(self._world)
+
+    async def handle(record: Record, transaction: Any) -> None:
+        await copy(record, transaction)
+        stop.set()
+
+    loop: Any = _Loop(handle, stop, TransformSettings(transaction_ms=60_000))
+    async with asyncio.timeout(10):
+        await loop.run(Leaving(world), Source(world, 50))
+    assert world.seen == []
+
+
 class Unhurried(Sending):
     """Offsets are not taken before the gate is open."""
 
