@@ -28,7 +28,7 @@ from oncebox.partitioner import Partitioner, sticky
 from oncebox.placement import Placement
 from oncebox.session import OpenChannel, Session, open_plain_channel, shared_session
 from oncebox.transaction import State, Tools, Transaction
-from oncebox.transaction_tools import still_open
+from oncebox.transaction_tools import outcome_of, still_open
 from oncebox.v1 import coordinator_pb2, transaction_pb2
 from oncebox.wire import KafkaSettings, TopicPartition, Wire, WireError
 from oncebox.writer import Writer
@@ -248,9 +248,7 @@ class Producer:
 
     async def outcome_of(self, number: int) -> transaction_pb2.Outcome:
         """What became of a transaction of this id, also of a former instance."""
-        request = coordinator_pb2.GetOutcomeRequest(transactional_id=self.transactional_id or "", number=number)
-        outcome: transaction_pb2.Outcome = (await self._running_tools().claim.call("get_outcome", request)).outcome
-        return outcome
+        return await outcome_of(self._running_tools().claim, number)
 
     @property
     def next_number(self) -> int:
