@@ -7,7 +7,7 @@ partitions have acknowledged, once somebody asks.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncebox.errors import RecordTooLargeError, UsageError
 from oncebox.partition_queue import RecordMetadata
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Of a record beside its key, value and headers, and of a header beside its key and value; never less.
 RECORD_OVERHEAD_BYTES = 96
 HEADER_OVERHEAD_BYTES = 10
+# Kafka's timestamps are signed 64-bit numbers.
+TIMESTAMP_MAX_MS = 2**63 - 1
 _BYTES = (bytes, bytearray, memoryview)
 
 
@@ -63,15 +65,29 @@ class Receipt:
 
 def size_of(record: Outgoing) -> int:
     """Never less than it takes in a batch of its own. TypeError: it cannot be a record."""
-    for what, data in (("value", record.value), ("key", record.key)):
-        if data is not None and not isinstance(data, _BYTES):
-            raise TypeError(f"the {what} of a record is bytes or None, not {type(data).__name__}")
-    size = RECORD_OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
-    for name, value in record.headers:
-        if value is not None and not isinstance(value, _BYTES):
-            raise TypeError(f"the value of a header is bytes or None, not {type(value).__name__}")
+    size = RECORD_OVERHEAD_BYTES + _length("value", record.value) + _length("key", record.key)
+    for header in record.headers:
+        # Of these the builder of batches takes no other types, and would say so when others are buffered already.
+        if type(header) is not tuple:
+            raise TypeError(f"a header is a tuple of name and value, not {type(header).__name__}")
+        name, value = header
         size += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value or b"")
+        if type(name) is not str or (value is not None and type(value) is not bytes):
+            told = f"{type(name).__name__} and {type(value).__name__}"
+            raise TypeError(f"a header's name is str and its value bytes or None, not {told}")
     return size
+
+
+def _length(what: str, data: Any) -> int:
+    if data is None:
+        return 0
+    if not isinstance(data, _BYTES):
+        raise TypeError(f"the {what} of a record is bytes or None, not {type(data).__name__}")
+    if not isinstance(data, memoryview):
+        return len(data)
+    if not data.c_contiguous:
+        raise TypeError(f"the {what} of a record is in one piece")
+    return data.nbytes
 
 
 async def place_many(writer: Writer, placement: Placement, records: Sequence[Outgoing]) -> list[TopicPartition]:
@@ -84,7 +100,7 @@ async def place_many(writer: Writer, placement: Placement, records: Sequence[Out
             where = await placement.find(record.topic, record.key, record.partition)
         if (size := size_of(record)) > size_max:
             raise RecordTooLargeError(f"a record to {where.topic} needs {size} bytes, a request holds {size_max}")
-        if record.timestamp_ms is not None and record.timestamp_ms < 0:
+        if record.timestamp_ms is not None and not 0 <= record.timestamp_ms <= TIMESTAMP_MAX_MS:
             raise UsageError(f"a timestamp of {record.timestamp_ms} ms is not possible")
         places.append(where)
     return places

@@ -58,7 +58,8 @@ class Claim:
         self.turn = asyncio.Lock()
         self._session = session
         self._settings = settings
-        self._in_doubt = False
+        # Whatever has this number, or a lower one, is used up, or may be.
+        self._used = -1
         self._is_guest = False
 
     async def call(self, name: str, message: Any, *, timeout_s: float | None = None) -> Any:
@@ -73,9 +74,17 @@ class Claim:
         """Fences former instances and aborts what they left open; what they left prepared is returned, if kept."""
         return await self._init(None)
 
+    @property
+    def is_taken(self) -> bool:
+        return self.grant.number > 0
+
     def doubt(self) -> None:
         """The grant in hand is used up, and the next one not known."""
-        self._in_doubt = True
+        self._used = self.grant.number
+
+    @property
+    def _in_doubt(self) -> bool:
+        return self._used >= self.grant.number
 
     async def settle(self) -> coordinator_pb2.PreparedTransaction | None:
         """Before each begin, while holding the turn: out of doubt, or what is found prepared. That is to be decided
@@ -101,7 +110,9 @@ class Claim:
         self.grant = response.grant
         self.registered = NOTHING
         self.resume_token = response.resume_token
-        self._in_doubt = self._is_guest = response.HasField("prepared")
+        self._is_guest = response.HasField("prepared")
+        if self._is_guest:
+            self.doubt()
         return response.prepared if self._is_guest else None
 
     async def end(
@@ -122,15 +133,20 @@ class Claim:
             next_partitions=grouped(ahead.partitions),
             next_group_ids=sorted(ahead.groups),
         )
+        used = self._used
+        # Before the turn has come: who is cancelled while waiting for it has used the grant all the same.
+        self._used = max(used, grant.number)
         async with self.turn:
-            self._in_doubt = True
             try:
                 response = await self.call("end", request)
             except AbortableError as error:
-                self._in_doubt = is_decided(error)
+                if is_decided(error):
+                    self.doubt()
+                elif used < grant.number == self._used:
+                    self._used = used
                 raise
-            if response.HasField("next"):
-                self._in_doubt = False
+            # Else it is of an older transaction, and what is in hand may be another's already.
+            if response.HasField("next") and response.next.number > self.grant.number:
                 self.grant = response.next
                 self.registered = ahead if response.next_registered else NOTHING
             outcome: transaction_pb2.Outcome = response.outcome

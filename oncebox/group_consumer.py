@@ -103,7 +103,12 @@ class GroupConsumer:
             firsts: dict[TopicPartition, int] = {}
             for record in dropped:
                 firsts.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-            self._rewind(firsts)
+            try:
+                self._rewind(firsts)
+            except BrokersUnavailableError as error:
+                # What has just been read, also of other partitions, would never be read again.
+                self._begin_anew()
+                raise JoinedAnewError(f"group {self._config['group.id']}: {error}; it has joined anew") from error
         return records, self._consumer.consumer_group_metadata()
 
     def _on_revoke(self, _consumer: Any, partitions: list[Any]) -> None:
@@ -134,6 +139,11 @@ class GroupConsumer:
             # Waits while another's transaction on these offsets is open.
             for found in self._consumer.committed(wanted, timeout=COMMITTED_TIMEOUT_S):
                 where = TopicPartition(found.topic, found.partition)
+                if found.error is not None and not _passes(found.error):
+                    raise ConsumeError(f"the group's offset of {where.topic}:{where.partition}: {found.error.str()}")
+                if found.error is not None:
+                    # It holds no offset then, as if the group had committed none.
+                    raise KafkaException(found.error)
                 self._consumer.seek(Native(*where, found.offset if found.offset >= 0 else firsts[where]))
         except KafkaException as error:
             if _shut_out(error.args[0]):

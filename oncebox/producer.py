@@ -28,7 +28,7 @@ from oncebox.partitioner import Partitioner, sticky
 from oncebox.placement import Placement
 from oncebox.session import OpenChannel, Session, open_plain_channel, shared_session
 from oncebox.transaction import State, Tools, Transaction
-from oncebox.transaction_tools import still_open
+from oncebox.transaction_tools import outcome_of, still_open
 from oncebox.v1 import coordinator_pb2, transaction_pb2
 from oncebox.wire import KafkaSettings, TopicPartition, Wire, WireError
 from oncebox.writer import Writer
@@ -80,6 +80,8 @@ class Producer:
         # The one that is being committed, while another may be open.
         self._committing: Transaction | None = None
         self._granting: set[asyncio.Task[None]] = set()
+        # Of another who took the id over, while we did so.
+        self._heard: transaction_pb2.Error | None = None
 
     def _reach_anew(self) -> None:
         self._wire = Wire(self._kafka)
@@ -141,6 +143,9 @@ class Producer:
             on_state=self._changed,
         )
         self._transaction = _prepared(tools, await claim.take())
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            self._fenced(heard)
         heartbeat = asyncio.get_running_loop().create_task(self._beat(claim))
         self._leaving.push_async_callback(_cancel, heartbeat)
 
@@ -243,9 +248,7 @@ class Producer:
 
     async def outcome_of(self, number: int) -> transaction_pb2.Outcome:
         """What became of a transaction of this id, also of a former instance."""
-        request = coordinator_pb2.GetOutcomeRequest(transactional_id=self.transactional_id or "", number=number)
-        outcome: transaction_pb2.Outcome = (await self._running_tools().claim.call("get_outcome", request)).outcome
-        return outcome
+        return await outcome_of(self._running_tools().claim, number)
 
     @property
     def next_number(self) -> int:
@@ -297,8 +300,15 @@ class Producer:
     def _fenced(self, detail: transaction_pb2.Error) -> None:
         if self._tools is None or detail.owner.instance == self._tools.claim.instance:
             return
+        claim = self._tools.claim
+        if not claim.is_taken:
+            # By somebody before us, or after us: our first number will tell.
+            self._heard = detail
+            return
+        if detail.owner.number_first <= claim.grant.number:
+            return
         error = error_from(detail)
-        self._tools.claim.error = error
+        claim.error = error
         for transaction in (self._committing, self._transaction):
             if transaction is not None:
                 transaction.fail(error)

@@ -18,9 +18,11 @@ from oncebox.transaction_tools import (
     State,
     Tools,
     TransactionName,
+    ahead_of,
     explained,
     identity_of,
     misused,
+    outcome_of,
     register_group,
     register_partitions,
 )
@@ -28,8 +30,6 @@ from oncebox.v1 import coordinator_pb2, transaction_pb2
 from oncebox.wire import CommittedOffset, GroupMember, TopicPartition
 from oncebox.writer import Headers, Writer
 
-# Partitions of a transaction that are registered ahead for the next one.
-AHEAD_MAX = 100
 NO_HEADERS: Headers = []
 
 
@@ -272,8 +272,7 @@ class Transaction:
         marker); "decided": it can no longer fail, and the next transaction may begin. After a RetriableError it may be
         called again, unless the next transaction has been begun.
         """
-        self._begin_commit()
-        return await self._commit(metadata, wait)
+        return await self._commit(self._begin_commit(), metadata, wait)
 
     def commit_soon(
         self, *, metadata: bytes | None = None, wait: Literal["complete", "decided"] = "decided"
@@ -282,23 +281,35 @@ class Transaction:
 
         Should it fail, the next one cannot be committed either: both are to be aborted.
         """
-        self._begin_commit()
-        return asyncio.get_running_loop().create_task(self._commit(metadata, wait))
+        committing = self._begin_commit()
+        task = asyncio.get_running_loop().create_task(self._commit(committing, metadata, wait))
+        # One that is cancelled before its first step does not get as far as to tell the transaction behind it.
+        task.add_done_callback(lambda _: self._end_commit(committing, is_committed=False))
+        return task
 
-    def _begin_commit(self) -> None:
+    def _begin_commit(self) -> "asyncio.Future[bool]":
         if self.committing is not None:
             raise misused(self.name, "this transaction is being committed already")
         # While nobody has asked for the next grant, the same question has the same answer, or brings it about.
         may_ask_again = self.state is State.IN_DOUBT and self.grant == self._claim.grant
         if self.state not in {State.PREPARING, State.PREPARED} and not may_ask_again:
             self._check_state()
-        self.committing = asyncio.get_running_loop().create_future()
+        committing = self.committing = asyncio.get_running_loop().create_future()
         self._tools.on_state(self)
+        return committing
+
+    def _end_commit(self, committing: "asyncio.Future[bool]", *, is_committed: bool) -> None:
+        if self.committing is not committing:
+            return
+        self.committing = None
+        self._tools.on_state(self)
+        if not committing.done():
+            committing.set_result(is_committed)
 
     async def _commit(
-        self, metadata: bytes | None, wait: Literal["complete", "decided"]
+        self, committing: "asyncio.Future[bool]", metadata: bytes | None, wait: Literal["complete", "decided"]
     ) -> transaction_pb2.Outcome | None:
-        committing, is_committed = self.committing, False
+        is_committed = False
         try:
             await self.has_grant()
             contents = self._asked if self.state is State.IN_DOUBT else None
@@ -315,10 +326,7 @@ class Transaction:
             is_committed = True
             return outcome
         finally:
-            self.committing = None
-            self._tools.on_state(self)
-            if committing is not None and not committing.done():
-                committing.set_result(is_committed)
+            self._end_commit(committing, is_committed=is_committed)
 
     async def abort(self) -> transaction_pb2.Outcome | None:
         """Nothing of it is ever seen. Also settles a commit whose answer did not come, unless it was decided.
@@ -362,16 +370,11 @@ class Transaction:
         self._asked = contents if result == transaction_pb2.COMMITTED else None
         self._writer.release()
         self._become(State.IN_DOUBT)
-        ahead = Registered()
-        if result == transaction_pb2.COMMITTED:
-            partitions = sorted(self._writer.partitions)[:AHEAD_MAX]
-            ahead = Registered(partitions=frozenset(partitions), groups=self._offsets.groups)
+        ahead = ahead_of(result, self._writer.partitions, self._offsets.groups)
         try:
             outcome = await self._claim.end(self.grant, result, contents, ahead=ahead, wait_complete=wait_complete)
         except AbortableError as error:
             self._become(State.ENDED if is_decided(error) else before)
-            if self.state is State.IN_DOUBT:
-                self._claim.doubt()
             raise
         except BaseException:
             if before in {State.PREPARING, State.PREPARED}:
@@ -392,10 +395,7 @@ class Transaction:
     async def outcome(self) -> transaction_pb2.Outcome:
         """What became of it; also after a commit that raised, and from another process by number."""
         await self.has_grant()
-        request = coordinator_pb2.GetOutcomeRequest(transactional_id=self._claim.transactional_id, number=self.number)
-        response = await self._claim.call("get_outcome", request)
-        outcome: transaction_pb2.Outcome = response.outcome
-        return outcome
+        return await outcome_of(self._claim, self.number)
 
     # --- with the coordinator -----------------------------------------------------------------------------------------
 

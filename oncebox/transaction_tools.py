@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from oncebox.claim import grouped
+from oncebox.claim import NOTHING, Registered, grouped
 from oncebox.errors import AbortedError, CoordinatorError, RetriableError, UsageError
 from oncebox.partition_queue import Identity
-from oncebox.v1 import coordinator_pb2
+from oncebox.v1 import coordinator_pb2, transaction_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from oncebox.group_offsets import GroupOffsetsSender
     from oncebox.placement import Placement
     from oncebox.transaction import Transaction
-    from oncebox.v1 import transaction_pb2
+    from oncebox.v1.transaction_pb2 import Result
     from oncebox.wire import TopicPartition, Wire
 
 EXPLAIN_TIMEOUT_S = 5.0
+# Partitions of a transaction that are registered ahead for the next one.
+AHEAD_MAX = 100
 
 
 class State(Enum):
@@ -64,6 +66,13 @@ def identity_of(claim: Claim, grant: transaction_pb2.Grant) -> Identity:
         transactional_id=claim.transactional_id,
         number=grant.number,
     )
+
+
+def ahead_of(result: Result, partitions: frozenset[TopicPartition], groups: frozenset[str]) -> Registered:
+    """What the end of a transaction registers for the next one."""
+    if result != transaction_pb2.COMMITTED:
+        return NOTHING
+    return Registered(partitions=frozenset(sorted(partitions)[:AHEAD_MAX]), groups=groups)
 
 
 def misused(name: TransactionName, told: str) -> UsageError:
@@ -108,6 +117,12 @@ async def register_group(
     )
     granted: transaction_pb2.Grant = (await claim.call("add_offsets", request)).grant
     return granted
+
+
+async def outcome_of(claim: Claim, number: int) -> transaction_pb2.Outcome:
+    request = coordinator_pb2.GetOutcomeRequest(transactional_id=claim.transactional_id, number=number)
+    outcome: transaction_pb2.Outcome = (await claim.call("get_outcome", request)).outcome
+    return outcome
 
 
 async def explained(claim: Claim, grant: transaction_pb2.Grant, begun_ms_ago: int, error: OnceboxError) -> OnceboxError:

@@ -189,6 +189,8 @@ class _Loop:
         self._slow: Record | None = None
         self._slow_s = settings.slack_ms / 2000
         self._member = b""
+        # Held while what was handled of partitions that go is committed.
+        self._leaving = asyncio.Lock()
         # Read and not handled yet.
         self._polled: deque[Record] = deque()
         # Of the open transaction: where each partition's records begin, and the offset after those handled.
@@ -241,9 +243,12 @@ class _Loop:
         if not polled:
             left_s = self._ends_at - self._running.time() if self._nexts else IDLE_S
             wanted = min(GATHER_MAX, settings.transaction_records - self._handled)
-            records, self._member = await self._consumer.gather(wanted, max(min(left_s, IDLE_S), 0.0))
-            polled.extend(records)
-            self._begins_with(records)
+            records, member = await self._consumer.gather(wanted, max(min(left_s, IDLE_S), 0.0))
+            # The consumer does not wait for ever: nothing more goes into what is still being committed.
+            async with self._leaving:
+                self._member = member
+                polled.extend(records)
+                self._begins_with(records)
         await self._handle_polled()
         if self._handled >= settings.transaction_records or self._running.time() >= self._ends_at:
             await self._commit()
@@ -360,6 +365,8 @@ class _Loop:
                 break
             except RetriableError as error:
                 log.warning("going back to what the group has committed: %s", error)
+                if self._stop.is_set():
+                    break  # nothing more is read, and whoever starts next settles it
                 await asyncio.sleep(RETRY_MAX_S)
         self._polled.clear()
         self._forget()
@@ -381,14 +388,15 @@ class _Loop:
             ending.result(REVOKE_TIMEOUT_S)
 
     async def _leave(self, partitions: frozenset[TopicPartition], lost: bool, member: bytes) -> None:
-        try:
-            if not lost:
-                # The group has a new generation by now: under the old one the offsets would be refused.
-                self._member = member
-                await self._commit()
-                return
-        except OnceboxError as error:
-            log.warning("what was handled of partitions that go to another is not committed: %s", error)
-        if self._transaction is not None:
-            # Whatever the loop does next fails, aborts, and reads again what is still ours.
-            self._transaction.fail(GroupFencedError(f"the group has taken {len(partitions)} partitions away"))
+        async with self._leaving:
+            try:
+                if not lost:
+                    # The group has a new generation by now: under the old one the offsets would be refused.
+                    self._member = member
+                    await self._commit()
+                    return
+            except OnceboxError as error:
+                log.warning("what was handled of partitions that go to another is not committed: %s", error)
+            if self._transaction is not None:
+                # Whatever the loop does next fails, aborts, and reads again what is still ours.
+                self._transaction.fail(GroupFencedError(f"the group has taken {len(partitions)} partitions away"))

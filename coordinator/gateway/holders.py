@@ -74,6 +74,8 @@ class Holders:
         self._new_producer = new_producer
         self._holders_max = holders_max
         self._held: dict[str, Holder] = {}
+        # Fenced, by whoever opened their id anew, and still held by a stream. As many more.
+        self._fenced: set[Holder] = set()
         self._opening = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -98,7 +100,7 @@ class Holders:
 
     async def open(self, request: pb.Open, address: str) -> Holder:
         """Takes the id over: what was open is aborted."""
-        if len(self._held) + self._opening >= self._holders_max:
+        if len(self._held) + self._opening >= self._holders_max or len(self._fenced) >= self._holders_max:
             raise TooManyError
         producer = self._new_producer(request, address)
         self._opening += 1
@@ -110,8 +112,10 @@ class Holders:
         former = self._held.pop(request.transactional_id, None)
         self._held[request.transactional_id] = holder
         if former is not None and former.detach is None:
-            # A stream that still has the former one is told that it is fenced, and leaves it behind by itself.
             self._start(self._drop(former))
+        elif former is not None:
+            # The stream that still has it is told that it is fenced, and leaves it behind by itself.
+            self._fenced.add(former)
         return holder
 
     def leave(self, holder: Holder, *, lost: bool) -> None:
@@ -135,8 +139,11 @@ class Holders:
             holder.waiting.cancel()
         if holder.detach is not None:
             await holder.detach()
-        with suppress(OnceboxError):
-            await holder.producer.stop()
+        try:
+            with suppress(OnceboxError):
+                await holder.producer.stop()
+        finally:
+            self._fenced.discard(holder)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -150,7 +157,7 @@ class Holders:
 
     async def close(self) -> None:
         """Aborts what is open."""
-        for holder in list(self._held.values()):
+        for holder in (*self._held.values(), *self._fenced):
             self._give_up(holder)
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)

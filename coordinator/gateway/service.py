@@ -61,6 +61,7 @@ class Gateway(GatewayServicer):
         self._open_channel = open_channel
         self._closing = asyncio.Event()
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._holders = Holders(self._producer_of_stream, self._settings.sessions)
         limits = BatchLimits(
             window_ms=self._settings.request_window_ms,
@@ -75,6 +76,9 @@ class Gateway(GatewayServicer):
         """Batches under way are finished, transactions of streams aborted; the streams end."""
         self._closing.set()
         await asyncio.gather(self._batches.close(), self._holders.close())
+        for task in self._leaving:
+            task.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
     # --- streams ------------------------------------------------------------------------------------------------------
@@ -166,9 +170,21 @@ class Gateway(GatewayServicer):
                 # Its client may do there what instances may not do for each other.
                 await self._refuse(context, elsewhere)
             details = tuple((key, value) for key, value in error.trailing_metadata() or () if key.endswith("-bin"))
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not details:
+                self._leave(address, channel)
             await context.abort(error.code(), error.details() or "", details)
             raise
         return response
+
+    def _leave(self, address: str, channel: grpc.aio.Channel) -> None:
+        """Nobody has answered there. The next call opens another channel, which reads the certificates of then: this
+        one would show for ever those with which it was opened. Calls that are under way on it may end.
+        """
+        if self._channels.get(address) is channel:
+            left = self._channels.pop(address)
+            task = asyncio.get_running_loop().create_task(left.close(TRANSACTION_TIMEOUT_MS / 1000))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
 
     async def _refuse(self, context: Any, error: transaction_pb2.Error) -> NoReturn:
         await abort_as(STATUS[error.code], context, error)

@@ -17,7 +17,7 @@ from aiokafka.abc import AbstractTokenProvider
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 # A bearer token and when it expires, in seconds since 1970. Asked for by any thread, for every new connection: whoever
-# gives it keeps it as long as it is good.
+# gives it keeps it as long as it is good. Where it raises, that is as if the broker had not answered.
 SaslToken = Callable[[], tuple[str, float]]
 
 
@@ -65,7 +65,11 @@ class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka h
         self._token = token
 
     async def token(self) -> str:
-        return (await asyncio.to_thread(self._token))[0]
+        try:
+            return (await asyncio.to_thread(self._token))[0]
+        except Exception as error:
+            # Whoever gives out tokens may be away for a moment, as brokers may: the next attempt asks again.
+            raise ConnectionError(f"sasl_token has raised {error!r}") from error
 
 
 def aiokafka_options(settings: KafkaSettings) -> dict[str, Any]:

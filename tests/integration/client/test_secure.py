@@ -28,6 +28,7 @@ from oncebox.local.kafka import QUICK_START
 from oncebox.producer import Producer
 from oncebox.settings import KafkaSection
 from oncebox.wire import KafkaSettings
+from oncebox.wire.settings import SaslToken
 from tests.support.certificates import Authority
 from tests.support.coordinator import Coordinators, values, wait_for_markers
 from tests.support.kafka import create_topic
@@ -199,6 +200,47 @@ async def test_the_program_on_the_page(secure_kafka: LocalKafka, tmp_path: Path)
     assert await asyncio.to_thread(values, secure_kafka.bootstrap_servers, topic) == [b"30"]
 
 
+class AwayError(Exception):
+    """As libraries raise that fetch tokens: no OSError."""
+
+
+def unsigned_token() -> tuple[str, float]:
+    now = time.time()
+    claims = {"sub": "teller", "iat": int(now), "exp": int(now) + 300}
+    parts = (base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in ({"alg": "none"}, claims))
+    return b".".join([*parts, b""]).decode(), now + 300
+
+
+def with_token(kafka: LocalKafka, token: SaslToken) -> KafkaSettings:
+    return KafkaSettings(
+        bootstrap_servers=kafka.secure_servers,
+        security_protocol="SASL_SSL",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_token=token,
+        ssl_ca_location=str(kafka.ca_path),
+    )
+
+
+async def test_a_token_that_cannot_be_had_for_a_moment_is_asked_for_again(secure_kafka: LocalKafka):
+    topic = await asyncio.to_thread(create_topic, secure_kafka.bootstrap_servers)
+    failures = iter([False, True, False, True])
+
+    def token() -> tuple[str, float]:
+        if next(failures, False):
+            raise AwayError("the issuer does not answer")
+        return unsigned_token()
+
+    async with Producer(with_token(secure_kafka, token)) as producer:
+        assert (await producer.send_and_wait(topic, b"1", partition=0)).offset == 0
+    assert next(failures, None) is None
+
+    def never() -> tuple[str, float]:
+        raise AwayError("the issuer does not answer")
+
+    with pytest.raises(BrokersUnavailableError, match="sasl_token has raised AwayError"):
+        await Producer(with_token(secure_kafka, never)).start()
+
+
 async def test_transactions_with_a_bearer_token(secure_kafka: LocalKafka, tmp_path: Path):
     """The producer's connections and the reader's both ask for it."""
     topic = await asyncio.to_thread(create_topic, secure_kafka.bootstrap_servers)
@@ -206,18 +248,9 @@ async def test_transactions_with_a_bearer_token(secure_kafka: LocalKafka, tmp_pa
 
     def token() -> tuple[str, float]:
         asked.append(threading.current_thread().name)
-        now = time.time()
-        claims = {"sub": "teller", "iat": int(now), "exp": int(now) + 300}
-        parts = (base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in ({"alg": "none"}, claims))
-        return b".".join([*parts, b""]).decode(), now + 300
+        return unsigned_token()
 
-    reached = KafkaSettings(
-        bootstrap_servers=secure_kafka.secure_servers,
-        security_protocol="SASL_SSL",
-        sasl_mechanism="OAUTHBEARER",
-        sasl_token=token,
-        ssl_ca_location=str(secure_kafka.ca_path),
-    )
+    reached = with_token(secure_kafka, token)
     with Coordinators(secure_kafka.bootstrap_servers, tmp_path) as coordinators:
         await asyncio.to_thread(coordinators.start)
         async with Producer(reached, coordinators.addresses, transactional_id="tokens") as mine:

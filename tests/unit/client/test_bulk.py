@@ -1,7 +1,9 @@
 """Many records with one call: all or none, and their offsets without a future for each."""
 
+from array import array
+from enum import StrEnum
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,6 +17,15 @@ from oncebox.writer_settings import WriterSettings
 from tests.unit.client.brokers import Brokers
 
 IDENTITY = Identity(producer_id=7, epoch=4, transactional_id="t")
+
+
+class Names(StrEnum):
+    A = "a"
+
+
+class Named(NamedTuple):
+    name: str
+    value: bytes
 
 
 class Places:
@@ -73,8 +84,16 @@ async def test_every_record_is_told_its_own_offset(seed: int):
         (Outgoing("t", b"x", key=5), TypeError),  # type: ignore[arg-type]
         (Outgoing("t", b"x", headers=[("a", "text")]), TypeError),  # type: ignore[list-item]
         (Outgoing("t", b"x", headers=[(b"a", b"1")]), AttributeError),  # type: ignore[list-item]
+        (Outgoing("t", b"x", headers=[("a", bytearray(b"1"))]), TypeError),  # type: ignore[list-item]
+        (Outgoing("t", b"x", headers=[("a", memoryview(b"1"))]), TypeError),  # type: ignore[list-item]
+        (Outgoing("t", b"x", headers=[["a", b"1"]]), TypeError),  # type: ignore[list-item]
+        (Outgoing("t", b"x", headers=[Named("a", b"1")]), TypeError),
+        (Outgoing("t", b"x", headers=[(Names.A, b"1")]), TypeError),
+        (Outgoing("t", memoryview(b"xyz")[::2]), TypeError),  # type: ignore[arg-type]
+        (Outgoing("t", memoryview(array("q", [0] * 75))), RecordTooLargeError),  # type: ignore[arg-type]
         (Outgoing("t", bytes(600)), RecordTooLargeError),
         (Outgoing("t", b"x", timestamp_ms=-1), UsageError),
+        (Outgoing("t", b"x", timestamp_ms=2**63), UsageError),
         (Outgoing("elsewhere", b"x"), UnknownTopicError),
     ],
 )

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as Native
 
 from oncebox.errors import ConsumeError
 from oncebox.group_consumer import GroupConsumer, JoinedAnewError
-from oncebox.wire import KafkaSettings
+from oncebox.wire import KafkaSettings, TopicPartition
 
 
 @pytest.fixture
@@ -19,6 +20,93 @@ def consumer() -> Iterator[GroupConsumer]:
     yield made
     made._consumer.close()
     made._executor.shutdown()
+
+
+class Moving:
+    """Stands in for librdkafka's consumer: a partition goes and comes back in one call, and a message with it."""
+
+    def __init__(self, owner: GroupConsumer, committed: Native | KafkaError) -> None:
+        self.is_closed = False
+        self.sought: list[Native] = []
+        self._owner = owner
+        self._committed = committed
+
+    def poll(self, _timeout_s: float) -> Any:
+        self._owner._on_revoke(self, [Native("t", 0)])
+        return SimpleNamespace(
+            error=lambda: None,
+            topic=lambda: "t",
+            partition=lambda: 0,
+            offset=lambda: 5,
+            timestamp=lambda: (1, 0),
+            key=lambda: None,
+            value=lambda: b"5",
+            headers=lambda: None,
+        )
+
+    def consume(self, _count: int, timeout: float) -> list[Any]:
+        del timeout
+        return []
+
+    def consumer_group_metadata(self) -> bytes:
+        return b"member"
+
+    def assignment(self) -> list[Native]:
+        return [Native("t", 0)]
+
+    def committed(self, _wanted: list[Native], timeout: float) -> list[Any]:
+        del timeout
+        if isinstance(self._committed, KafkaError):
+            raise KafkaException(self._committed)
+        return [self._committed]
+
+    def seek(self, where: Native) -> None:
+        self.sought.append(where)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def replaced(consumer: GroupConsumer, committed: Any) -> Any:
+    consumer._consumer.close()
+    moving: Any = Moving(consumer, committed)
+    consumer._consumer = moving
+    return moving
+
+
+def of_partition(offset: int, code: int | None = None) -> Any:
+    error = None if code is None else KafkaError(code)
+    return SimpleNamespace(topic="t", partition=0, offset=offset, error=error)
+
+
+def test_what_came_of_a_partition_that_went_and_is_back_is_read_again(consumer: GroupConsumer):
+    moving = replaced(consumer, of_partition(3))
+    assert consumer._gather(10, 0.0)[0] == []
+    assert [(where.topic, where.partition, where.offset) for where in moving.sought] == [("t", 0, 3)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        KafkaError(KafkaError._TIMED_OUT),
+        of_partition(-1001, KafkaError.UNSTABLE_OFFSET_COMMIT),
+    ],
+)
+def test_where_it_is_not_known_from_where_to_read_again_it_joins_anew(consumer: GroupConsumer, answer: Any):
+    """The consumer has passed what was dropped: to go on with it would pass these records over."""
+    moving = replaced(consumer, answer)
+    with pytest.raises(JoinedAnewError, match="it has joined anew"):
+        consumer._gather(10, 0.0)
+    assert moving.is_closed
+    assert consumer._consumer is not moving
+    assert moving.sought == []
+
+
+def test_an_offset_that_may_not_be_asked_for_is_none_that_was_not_committed(consumer: GroupConsumer):
+    moving = replaced(consumer, of_partition(-1001, KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(ConsumeError, match="t:0"):
+        consumer._rewind({TopicPartition("t", 0): 7})
+    assert moving.sought == []
 
 
 def message(code: int) -> Any:

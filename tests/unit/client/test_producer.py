@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from oncebox import blocking
 from oncebox.channels import SecureChannel
-from oncebox.errors import UsageError
+from oncebox.errors import ProducerFencedError, UsageError
 from oncebox.producer import Producer, ProducerSettings
-from oncebox.v1 import transaction_pb2
+from oncebox.session import Fenced
+from oncebox.v1 import coordinator_pb2, transaction_pb2
 from oncebox.writer_settings import WriterSettings
 from tests.support.certificates import Authority
 
@@ -77,6 +79,44 @@ async def test_heartbeats_go_on_after_one_that_could_not_be_sent() -> None:
         await claim.renewals.wait()
     beating.cancel()
     await asyncio.wait([beating])
+
+
+class Contested:
+    """Stands in for Session: while we take the id over another does, and all who listen are told."""
+
+    def __init__(self, number_first: int) -> None:
+        self.fenced: Fenced
+        self.number_first = number_first
+
+    def tell(self, number_first: int) -> None:
+        owner = transaction_pb2.Owner(instance="another", number_first=number_first)
+        self.fenced(transaction_pb2.Error(code=transaction_pb2.PRODUCER_FENCED, owner=owner))
+
+    def listen(self, _transactional_id: str, fenced: Fenced) -> Callable[[], None]:
+        self.fenced = fenced
+        return lambda: None
+
+    async def call(self, _transactional_id: str, name: str, _request: object, *, timeout_s: float) -> object:
+        del timeout_s
+        assert name == "init_producer"
+        self.tell(self.number_first)
+        return coordinator_pb2.InitProducerResponse(grant=transaction_pb2.Grant(number=7))
+
+    async def close(self) -> None: ...
+
+
+async def test_who_takes_an_id_over_is_fenced_by_who_comes_after_and_by_nobody_before() -> None:
+    before, after = Contested(6), Contested(8)
+    first, second = (Producer("127.0.0.1:1", transactional_id="t", session=each) for each in (before, after))  # type: ignore[arg-type]
+    for producer in (first, second):
+        await producer._claim("t")
+        producer._is_running = True
+    before.tell(6)
+    assert (await first.begin()).number == 7
+    with pytest.raises(ProducerFencedError):
+        await second.begin()
+    for producer in (first, second):
+        await producer._close()
 
 
 def test_transactions_need_a_coordinator() -> None:

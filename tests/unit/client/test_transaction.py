@@ -176,6 +176,21 @@ async def test_a_commit_in_doubt_may_be_asked_for_again(world: World, lost: str)
     assert world.written == [b"once"]
 
 
+async def test_a_commit_that_is_cancelled_before_its_first_step_is_under_way_no_longer(world: World) -> None:
+    """Nobody would hear of it: neither the transaction begun behind it, nor a producer that is to be stopped."""
+    transaction = await world.begin()
+    await transaction.send("t", b"once")
+    soon = transaction.commit_soon()
+    committing = transaction.committing
+    assert committing is not None
+    soon.cancel()
+    async with asyncio.timeout(10):
+        assert await committing is False
+    assert (transaction.committing, transaction.state) == (None, State.OPEN)
+    await transaction.commit()
+    assert world.written == [b"once"]
+
+
 async def test_an_abort_in_doubt_may_be_asked_for_again_and_is_not_turned_into_a_commit(world: World) -> None:
     transaction = await world.begin()
     await transaction.send_and_wait("t", b"never")
@@ -215,6 +230,47 @@ async def test_a_grant_whose_commit_was_refused_after_a_doubt_is_not_used_again(
         await transaction.commit()
     world.coordinator.refusal = None
     assert (await world.begin()).number > transaction.number
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_what_becomes_of_an_older_one_settles_no_doubt_of_a_newer(world: World, refused: bool) -> None:
+    """Its grant has written already: who wrote under it anew would be taken for a repeat, and lose all of it."""
+    older = await world.begin()
+    await older.send("t", b"older")
+    world.coordinator.lost = ["request"]
+    with pytest.raises(RetriableError):
+        await older.commit()
+    newer = await world.begin()
+    await newer.send("t", b"newer")
+    world.coordinator.lost = ["request"]
+    with pytest.raises(RetriableError):
+        await newer.commit()
+    if refused:
+        world.coordinator.refusal = transaction_pb2.Error(code=transaction_pb2.OUTCOME_EXPIRED)
+        with pytest.raises(CoordinatorError):
+            await older.abort()
+        world.coordinator.refusal = None
+    else:
+        await older.abort()
+    assert (await world.begin()).number > newer.number
+
+
+async def test_a_commit_that_is_cancelled_while_another_is_asked_about_has_used_its_grant(world: World) -> None:
+    older = await world.begin()
+    await older.send("t", b"older")
+    world.coordinator.lost = ["request"]
+    with pytest.raises(RetriableError):
+        await older.commit()
+    newer = await world.begin()
+    await newer.send_and_wait("t", b"newer")
+    async with world.claim.turn:
+        committing = asyncio.create_task(newer.commit())
+        async with asyncio.timeout(10):
+            while newer.state is not State.IN_DOUBT:  # noqa: ASYNC110 - in memory
+                await asyncio.sleep(0)
+        committing.cancel()
+        await asyncio.wait([committing])
+    assert (await world.begin()).number > newer.number
 
 
 @pytest.mark.parametrize("code", [transaction_pb2.INVALID_TXN_STATE, transaction_pb2.PRODUCER_FENCED])

@@ -1,6 +1,7 @@
 """The transform loop's own bookkeeping, on a source and a producer in memory: what is due, poison, going back."""
 
 import asyncio
+from collections import Counter
 from random import Random
 from typing import Any, Self
 
@@ -191,6 +192,93 @@ async def test_commits_that_are_slow_are_tried_until_they_are_not():
         stop.set()
         await running
     assert sorted(world.seen) == sorted(b"%d/%d" % (partition, n) for partition in PARTITIONS for n in range(50))
+
+
+async def test_it_stops_also_while_no_coordinator_answers():
+    """What could not be committed is aborted by its timeout, and read again by whoever starts next."""
+    world, stop = World(), asyncio.Event()
+    away = refused(transaction_pb2.COORDINATOR_NOT_AVAILABLE)
+
+    class Away(Sending):
+        async def commit(self, wait: str = "") -> None:
+            del wait
+            raise away
+
+        async def abort(self) -> None:
+            raise away
+
+    class Leaving(Sender):
+        begun = 0
+
+        async def begin(self) -> Sending:
+            self.begun += 1
+            if self.begun > 1:
+                raise away
+            return Away(self._world)
+
+    async def handle(record: Record, transaction: Any) -> None:
+        await copy(record, transaction)
+        stop.set()
+
+    loop: Any = _Loop(handle, stop, TransformSettings(transaction_ms=60_000))
+    async with asyncio.timeout(10):
+        await loop.run(Leaving(world), Source(world, 50))
+    assert world.seen == []
+
+
+class Unhurried(Sending):
+    """Offsets are not taken before the gate is open."""
+
+    gate: asyncio.Event
+    halves: list[Counter[int]]
+
+    async def send_offsets(self, offsets: dict[TopicPartition, int], member: bytes) -> None:
+        await self.gate.wait()
+        await super().send_offsets(offsets, member)
+
+    async def commit(self, wait: str = "") -> None:
+        sent = Counter(int(value.split(b"/")[0]) for value in [*self._world.seen, *self._sent])
+        told = {where.partition: offset for where, offset in {**self._world.committed, **self._offsets}.items()}
+        if sent != told:
+            self.halves.append(sent)
+        await super().commit(wait)
+
+
+async def test_nothing_is_added_to_what_is_committed_for_partitions_that_go(monkeypatch: pytest.MonkeyPatch):
+    """Though that takes longer than the consumer waits for it: it would be committed without its offset."""
+    monkeypatch.setattr(transform_loop, "REVOKE_TIMEOUT_S", 0.01)
+    world, stop, gate, gathered = World(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+    Unhurried.gate, Unhurried.halves = gate, []
+
+    class Moving(Source):
+        gathers = 0
+
+        async def gather(self, _count: int, _timeout_s: float) -> tuple[list[Record], bytes]:
+            self.gathers += 1
+            if self.gathers == 1:
+                return [Record("t", partition, 0, 0, None, b"%d/0" % partition, ()) for partition in PARTITIONS], b"1"
+            if self.gathers == 2:
+                await asyncio.to_thread(loop.revoked, frozenset({TopicPartition("t", 0)}), False, b"2")
+                gathered.set()
+                return [Record("t", 1, 1, 0, None, b"1/1", ())], b"3"
+            await gate.wait()
+            stop.set()
+            return [], b"3"
+
+    class Beginning(Sender):
+        async def begin(self) -> Sending:
+            return Unhurried(self._world)
+
+    loop: Any = _Loop(copy, stop, TransformSettings(transaction_ms=60_000))
+    running = asyncio.create_task(loop.run(Beginning(world), Moving(world, 2)))
+    async with asyncio.timeout(30):
+        await gathered.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        gate.set()
+        await running
+    assert world.sizes == [2, 1]
+    assert Unhurried.halves == []
 
 
 def refused(code: "transaction_pb2.ErrorCode") -> OnceboxError:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -353,3 +353,21 @@ async def test_a_stream_that_is_closed_in_good_order_leaves_nothing_to_resume():
         async with asyncio.timeout(60):
             await first.running
             await world.producers[0].stopped.wait()
+
+
+async def test_streams_whose_id_others_have_opened_anew_are_bounded_too():
+    """Each still holds a producer, until it is told that it is fenced and ends."""
+    world = World(holders_max=2)
+    async with AsyncExitStack() as streams:
+        callers = [await streams.enter_async_context(calling(world)) for _ in range(4)]
+        for caller in callers[:3]:
+            assert isinstance(await caller.open(), pb.Opened)
+        refused: Any = await callers[3].open()
+        assert isinstance(refused, transaction_pb2.Error)
+        assert refused.code == transaction_pb2.THROTTLING_QUOTA_EXCEEDED
+        callers[0].close()
+        async with asyncio.timeout(10):
+            await world.producers[0].stopped.wait()
+        await settled()
+        assert isinstance(await callers[3].open(), pb.Opened)
+        assert [producer.is_running for producer in world.producers] == [False, True, True, True]
