@@ -23,6 +23,9 @@ SaslToken = Callable[[], tuple[str, float]]
 
 # A broker that answers nothing for so long is left and called anew; librdkafka by itself would wait for a minute.
 UNANSWERED_MS = 15_000
+# A leader that is cut off from the other brokers answers who reads there that nothing is new: only they tell of its
+# successor. By default they are asked every five minutes.
+LEADERS_AGE_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,7 @@ def librdkafka_config(settings: KafkaSettings) -> dict[str, Any]:
         "socket.connection.setup.timeout.ms": settings.socket_connection_setup_timeout_ms,
         "connections.max.idle.ms": settings.connections_max_idle_ms,
         "socket.timeout.ms": UNANSWERED_MS,
+        "topic.metadata.refresh.interval.ms": LEADERS_AGE_MS,
     }
     if settings.security_protocol.startswith("SASL"):
         config["sasl.mechanism"] = settings.sasl_mechanism
