@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
 METADATA_TIMEOUT_MS = 5_000
+# A coordinator that stands still is left in time for its successor; one that only waits for replicas says so sooner.
+ATTEMPT_S = 10.0
 MAGIC = b"CGMDv2:"
 FENCED = frozenset(
     {
@@ -113,7 +115,8 @@ class GroupOffsetsSender:
         deadline = loop.time() + self._timeout_ms / 1000
         pause_s = RETRY_FIRST_S
         while True:
-            problem = await self._try(committed, group, identity, max(deadline - loop.time(), 0.001))
+            left_s = max(deadline - loop.time(), 0.001)
+            problem = await self._try(committed, group, identity, min(left_s, ATTEMPT_S))
             if not problem:
                 return
             self._coordinators.pop(group.group_id, None)
@@ -130,8 +133,8 @@ class GroupOffsetsSender:
     ) -> str:
         """Empty: done. Else what prevents it, for now."""
         timeout_ms = max(int(left_s * 1000), 1)
+        node_id = self._coordinators.get(group.group_id)
         try:
-            node_id = self._coordinators.get(group.group_id)
             if node_id is None:
                 found = await self._wire.find_group_coordinator(group.group_id, timeout_ms=timeout_ms)
                 if found.node_id is None:
@@ -148,11 +151,17 @@ class GroupOffsetsSender:
                 timeout_ms=timeout_ms,
             )
         except OutcomeUnknownError as error:
+            if node_id is not None:
+                self._wire.doubt(node_id)
             return str(error)
         except WireError as error:
             raise OffsetsRefusedError(f"the group {group.group_id!r} cannot be reached: {error}") from error
         problems = [_check(error, group, f" of {where.topic}:{where.partition}") for where, error in answer.items()]
-        return next(filter(None, problems), "")
+        problem = next(filter(None, problems), "")
+        if problem:
+            # Or whoever named it is cut off from the others.
+            self._wire.doubt(None if ErrorCode.NOT_COORDINATOR in answer.values() else node_id)
+        return problem
 
 
 def _check(error: ErrorCode, group: GroupMetadata, whose: str) -> str:

@@ -6,15 +6,15 @@ there, because a new epoch must begin with sequence 0.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from oncebox.delivery_errors import not_written, overdue, refused
 from oncebox.errors import OnceboxError, RecordTooLargeError, UsageError
 from oncebox.partition_queue import Batch, Identity, PartitionQueue, RecordMetadata
+from oncebox.under_way import OVERDUE_S, Answer, UnderWay
 from oncebox.v1 import transaction_pb2
 from oncebox.wire import (
     Appended,
@@ -62,13 +62,13 @@ class Writer:
         self._partitions: dict[TopicPartition, PartitionQueue] = {}
         # Those with something to send, in the order of their turns.
         self._active: dict[PartitionQueue, None] = {}
-        self._requests: dict[int, int] = {}
-        self._tasks: set[asyncio.Future[Any]] = set()
+        self._under_way = UnderWay(wire)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stale: set[str] = set()
         self._buffered = 0
         self._loop = asyncio.get_running_loop()
         self._pump_scheduled = False
-        self._deadline: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._flushing = 0
         self._refused = False
@@ -127,8 +127,8 @@ class Writer:
         self._buffered += builder.size()
         if self.began_at is None:
             self.began_at = now
-        if self._deadline is None:
-            self._deadline = self._loop.call_at(partition.open.deadline, self._check_deadlines)
+        if self._timer is None:
+            self._look_later(now, partition.open.deadline)
         if full or not settings.linger_ms:
             self._schedule_pump()
         else:
@@ -232,7 +232,6 @@ class Writer:
                 return
             self.has_sent = True
             for node_id, batches in requests.items():
-                self._requests[node_id] = self._requests.get(node_id, 0) + 1
                 self._send(node_id, batches)
 
     def _sendable(self, partition: PartitionQueue) -> int | None:
@@ -249,7 +248,7 @@ class Writer:
             partition.problem = "it has no leader"
             self._retry_later(partition)
             return None
-        if self._requests.get(node_id, 0) >= settings.in_flight_max:
+        if self._under_way.count(node_id) >= settings.in_flight_max:
             return None
         return node_id
 
@@ -276,18 +275,12 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - as in _received
             sent = self._loop.create_future()
             sent.set_exception(error)
-        self._tasks.add(sent)
-        sent.add_done_callback(partial(self._received, node_id, batches))
+        self._under_way.add(sent, node_id, batches, self._loop.time())
+        sent.add_done_callback(self._received)
 
-    def _received(
-        self,
-        node_id: int,
-        batches: dict[PartitionQueue, Batch],
-        received: "asyncio.Future[dict[TopicPartition, Appended]]",
-    ) -> None:
-        self._requests[node_id] -= 1
-        self._tasks.discard(received)
-        if received.cancelled():
+    def _received(self, received: Answer) -> None:
+        sent = self._under_way.take(received)
+        if sent is None or received.cancelled():
             return
         answer: dict[TopicPartition, Appended] = {}
         problem = ""
@@ -297,7 +290,8 @@ class Writer:
             problem = str(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody must wait for these batches for ever
             self.fail(not_written(repr(error), error))
-        for partition, batch in batches.items():
+        self._under_way.learn(sent, answer)
+        for partition, batch in sent.batches.items():
             self._answered(partition, batch, answer.get(partition.where), problem)
         self._changed.set()
         self._schedule_pump()
@@ -327,8 +321,11 @@ class Writer:
         partition.pause_s = min(max(partition.pause_s * 2, RETRY_FIRST_S), RETRY_MAX_S)
         partition.retry_at = self._loop.time() + partition.pause_s
         self._loop.call_later(partition.pause_s, self._schedule_pump)
+        self._ask_who_leads([partition])
+
+    def _ask_who_leads(self, partitions: Iterable[PartitionQueue]) -> None:
         refreshing = bool(self._stale)
-        self._stale.add(partition.where.topic)
+        self._stale.update(partition.where.topic for partition in partitions)
         if not refreshing:
             self._start(self._refresh())
 
@@ -336,7 +333,11 @@ class Writer:
         while self._stale:
             topics = frozenset(self._stale)
             try:
-                await self._wire.metadata(topics, timeout_ms=METADATA_TIMEOUT_MS)
+                # Also of other topics: whatever has happened to one leader, the next transaction may write there.
+                await self._wire.metadata(topics | self._wire.topics, timeout_ms=METADATA_TIMEOUT_MS)
+                for node_id, batches, _ in self._under_way.give_up_moved(self._loop.time()):
+                    for partition, batch in batches.items():
+                        self._answered(partition, batch, None, f"broker {node_id} does not answer")
             except OutcomeUnknownError:
                 await asyncio.sleep(RETRY_MAX_S)
             except WireError as error:
@@ -378,16 +379,22 @@ class Writer:
                     batch.fail(error)
             self._changed.set()
 
-    def _check_deadlines(self) -> None:
-        self._deadline = None
+    def _look_later(self, now: float, deadline: float) -> None:
+        """For what has waited too long, and for answers that are overdue."""
+        self._timer = self._loop.call_at(min(deadline, now + OVERDUE_S), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
         waiting = [
             (batch.deadline, partition) for partition in self._partitions.values() for batch in partition.outstanding()
         ]
         if not waiting or self.error is not None:
             return
         deadline, partition = min(waiting, key=itemgetter(0))
-        if deadline > self._loop.time():
-            self._deadline = self._loop.call_at(deadline, self._check_deadlines)
+        if deadline > (now := self._loop.time()):
+            if silent := self._under_way.doubt_overdue(now):
+                self._ask_who_leads(silent)
+            self._look_later(now, deadline)
             return
         problem = partition.problem
         if not problem:
@@ -410,16 +417,16 @@ class Writer:
         """Drops what is buffered and gives up what is under way: brokers refuse what arrives after the marker."""
         self.fail(error)
         self.release()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        waiting = [*self._tasks, *self._under_way]
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     def release(self) -> None:
         """After a flush: nothing will be written any more."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def let_go(self) -> None:
         """Its transaction has ended and hears of nothing any more: else the two would keep each other in memory until

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
         Coordinator,
         ListedOffset,
         NativeTransactions,
+        PartitionMetadata,
         PartitionProducers,
         ProducerIdentity,
+        TopicMetadata,
         TopicPartition,
         TxnMarker,
     )
@@ -56,8 +59,7 @@ class Wire:
     def __init__(self, settings: KafkaSettings) -> None:
         self._bootstrap_servers = settings.bootstrap_servers
         self._connections = Connections(settings)
-        self._leaders: dict[str, dict[int, int | None]] = {}
-        self._replicas: dict[str, dict[int, tuple[int, ...]]] = {}
+        self._topics: dict[str, TopicMetadata] = {}
         self._responsive_id: int | None = None  # the broker that last answered `metadata`
         self._doubted_id: int | None = None
 
@@ -82,11 +84,22 @@ class Wire:
 
     def leader_id(self, partition: TopicPartition) -> int | None:
         """As of the last `metadata` that covered the topic; None where there was none, or no leader."""
-        return self._leaders.get(partition.topic, {}).get(partition.partition)
+        known = self._known(partition)
+        return known.leader_id if known is not None else None
 
     def replica_ids(self, partition: TopicPartition) -> tuple[int, ...]:
         """As of the last `metadata` that covered the topic: the brokers that have it, in order to lead it or not."""
-        return self._replicas.get(partition.topic, {}).get(partition.partition, ())
+        known = self._known(partition)
+        return known.replica_ids if known is not None else ()
+
+    def _known(self, partition: TopicPartition) -> PartitionMetadata | None:
+        topic = self._topics.get(partition.topic)
+        return topic.partitions.get(partition.partition) if topic is not None else None
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """That `metadata` has covered."""
+        return frozenset(self._topics)
 
     def doubt(self, node_id: int | None = None) -> None:
         """This broker may have lost touch with the others, and take itself for a leader: `metadata` asks it last. None:
@@ -129,12 +142,10 @@ class Wire:
     def _remember(self, answer: ClusterMetadata, node_id: int | None, *, everything: bool) -> None:
         self._connections.brokers = answer.brokers
         self._responsive_id = node_id if node_id in answer.brokers else None
+        newest = {name: _newest(self._topics.get(name), topic) for name, topic in answer.topics.items()}
         if everything:
-            self._leaders.clear()
-            self._replicas.clear()
-        for name, topic in answer.topics.items():
-            self._leaders[name] = {index: partition.leader_id for index, partition in topic.partitions.items()}
-            self._replicas[name] = {index: partition.replica_ids for index, partition in topic.partitions.items()}
+            self._topics.clear()
+        self._topics |= newest
 
     def produce(
         self,
@@ -278,3 +289,15 @@ class Wire:
             raise OutcomeUnknownError("no broker is known: ask for metadata first; nothing was sent")
         others = sorted(self.brokers.keys() - {self._doubted_id})
         return random.choice(others or sorted(self.brokers))  # noqa: S311
+
+
+def _newest(known: TopicMetadata | None, told: TopicMetadata) -> TopicMetadata:
+    """A broker that is cut off from the others tells for as long who led before."""
+    if known is None or known.topic_id != told.topic_id:
+        return told
+    older = {
+        index: before
+        for index, partition in told.partitions.items()
+        if (before := known.partitions.get(index)) is not None and before.leader_epoch > partition.leader_epoch
+    }
+    return replace(told, partitions={**told.partitions, **older}) if older else told

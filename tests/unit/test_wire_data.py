@@ -44,6 +44,7 @@ def test_plaintext_settings():
         "socket.connection.setup.timeout.ms": 10_000,
         "connections.max.idle.ms": 540_000,
         "socket.timeout.ms": 15_000,
+        "topic.metadata.refresh.interval.ms": 10_000,
     }
 
 

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -18,6 +19,8 @@ class Cluster:
 
     def __init__(self) -> None:
         self.brokers: Any = {1: None, 2: None, 3: None}
+        self.topic_id = UUID(int=1)
+        self.epochs_back = 0
 
     async def ask_address(self, *_: Any) -> Any:
         raise OutcomeUnknownError("nowhere")
@@ -29,13 +32,13 @@ class Cluster:
             return SimpleNamespace(error_code=error, producer_id=node_id, producer_epoch=0)
         if api_key == WRITE_TXN_MARKERS:
             raise OutcomeUnknownError("no answer")
-        leader = CUT_OFF if node_id == CUT_OFF else NEW_LEADER
-        partition: Any = (0, 0, leader, 5, [1, 2, 3], [1, 2, 3], [], {})
+        leader, epoch = (CUT_OFF, 5) if node_id == CUT_OFF else (NEW_LEADER, 6)
+        partition: Any = (0, 0, leader, epoch - self.epochs_back, [1, 2, 3], [1, 2, 3], [], {})
         return SimpleNamespace(
             cluster_id="c",
             controller_id=3,
             brokers=[(each, "host", 1, None, {}) for each in (1, 2, 3)],
-            topics=[(ErrorCode.NONE, "log", None, False, [partition], 0, {})],
+            topics=[(ErrorCode.NONE, "log", self.topic_id, False, [partition], 0, {})],
         )
 
 
@@ -82,5 +85,25 @@ async def test_the_only_broker_is_asked_whatever_it_said(wire: Wire) -> None:
     cluster.brokers = {CUT_OFF: None}
     for _ in range(2):
         assert (await wire.init_producer_id()).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    await wire.metadata(["log"], timeout_ms=1_000)
+    assert wire.leader_id(LOG) == CUT_OFF
+
+
+async def test_a_leader_is_not_forgotten_for_one_before_it(wire: Wire) -> None:
+    wire.doubt(CUT_OFF)
+    await wire.metadata(["log"], timeout_ms=1_000)
+    wire._responsive_id, wire._doubted_id = CUT_OFF, None
+    answer = await wire.metadata(["log"], timeout_ms=1_000)
+    # What it says is told as it is.
+    assert answer.topics["log"].partitions[0].leader_id == CUT_OFF
+    assert wire.leader_id(LOG) == NEW_LEADER
+
+
+async def test_a_topic_that_is_created_again_counts_its_leaders_anew(wire: Wire) -> None:
+    wire.doubt(CUT_OFF)
+    await wire.metadata(["log"], timeout_ms=1_000)
+    cluster: Any = wire._connections
+    cluster.topic_id, cluster.epochs_back = UUID(int=2), 5
+    wire._responsive_id, wire._doubted_id = CUT_OFF, None
     await wire.metadata(["log"], timeout_ms=1_000)
     assert wire.leader_id(LOG) == CUT_OFF

@@ -12,6 +12,7 @@ from oncebox.errors import FatalError, OnceboxError, RetriableError
 from oncebox.local import LocalKafka
 from oncebox.producer import Producer, ProducerSettings, Transaction
 from oncebox.v1 import transaction_pb2
+from oncebox.wire import KafkaSettings, Wire
 from oncebox.writer_settings import WriterSettings
 from proof.faults.process import ChildProcess
 from tests.integration.client.conftest import NewProducer, fresh
@@ -87,6 +88,29 @@ async def test_brokers_are_killed_while_records_are_on_their_way(kafka_cluster: 
     for turn in committed:
         for partition in range(PARTITIONS):
             assert by_turn[turn, partition] == list(range(partition, 2_000, PARTITIONS))
+
+
+async def test_a_leader_that_stands_still_is_left_for_its_successor(kafka_cluster: LocalKafka):
+    """Long before the request to it times out."""
+    topic = await asyncio.to_thread(create_topic, kafka_cluster.bootstrap_servers)
+    patient = WriterSettings(request_timeout_ms=100_000, delivery_timeout_ms=120_000)
+    async with (
+        Wire(KafkaSettings(bootstrap_servers=kafka_cluster.bootstrap_servers)) as wire,
+        Producer(kafka_cluster.bootstrap_servers, settings=ProducerSettings(writer=patient)) as producer,
+    ):
+        await producer.send_and_wait(topic, b"before")
+        leader_id = (await wire.metadata([topic])).topics[topic].partitions[0].leader_id
+        leader = next(broker for broker in kafka_cluster.brokers if broker.node_id == leader_id)
+        leader.pause()
+        async with asyncio.timeout(90):
+            await producer.send_and_wait(topic, b"meanwhile")
+        leader.resume()
+        await producer.send_and_wait(topic, b"after")
+    assert await asyncio.to_thread(values, kafka_cluster.bootstrap_servers, topic) == [
+        b"before",
+        b"meanwhile",
+        b"after",
+    ]
 
 
 async def test_a_client_that_slept_while_another_took_its_id_is_told_when_it_wakes(

@@ -52,6 +52,10 @@ class Brokers:
         self.refuse: dict[TopicPartition, ErrorCode] = {}
         self.without_leader: set[TopicPartition] = set()
         self.hang: asyncio.Event | None = None
+        self.hanging: set[int] = set()
+        self.doubted: list[int | None] = []
+        self.topics: frozenset[str] = frozenset()
+        self.looked_for: list[frozenset[str]] = []
         self._random = Random(seed)
         self._nodes = nodes
         self._leaders: dict[TopicPartition, int | None] = {}
@@ -67,7 +71,15 @@ class Brokers:
             return self._leaders.setdefault(where, None)
         return self._leaders.setdefault(where, self._random.randrange(self._nodes))
 
-    async def metadata(self, topics: object, *, timeout_ms: int = 0) -> SimpleNamespace:
+    def lead(self, where: TopicPartition, node_id: int) -> None:
+        """From now on; the client hears of it when it asks."""
+        self._leaders[where] = node_id
+
+    def doubt(self, node_id: int | None = None) -> None:
+        self.doubted.append(node_id)
+
+    async def metadata(self, topics: frozenset[str], *, timeout_ms: int = 0) -> SimpleNamespace:
+        self.looked_for.append(topics)
         await asyncio.sleep(0)
         if self._random.random() < self.trouble / 2:
             raise OutcomeUnknownError("no broker answered")
@@ -100,6 +112,8 @@ class Brokers:
     async def _carry_out(self, node_id: int, batches: dict[TopicPartition, bytes]) -> dict[TopicPartition, Appended]:
         if self.hang is not None:
             await self.hang.wait()
+        if node_id in self.hanging:
+            await asyncio.Event().wait()
         for _ in range(self._random.randrange(4)):
             await asyncio.sleep(0)
         fate = self._random.random()

@@ -33,7 +33,7 @@ class Cluster(Brokers):
             raise problem
         return SimpleNamespace(error=problem, producer_id=self.asked, producer_epoch=0)
 
-    async def metadata(self, topics: object, *, timeout_ms: int = 0) -> SimpleNamespace:
+    async def metadata(self, topics: frozenset[str], *, timeout_ms: int = 0) -> SimpleNamespace:
         self.looked += 1
         return await super().metadata(topics, timeout_ms=timeout_ms)
 

@@ -1,11 +1,13 @@
 """The writer against brokers that lose, delay and move: each record stands in its log once, in the order sent."""
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
+from oncebox import under_way
 from oncebox import writer as writing
 from oncebox.errors import AbortedError, DeliveryError, OnceboxError, RecordTooLargeError, UsageError
 from oncebox.partition_queue import Identity
@@ -171,6 +173,74 @@ async def test_the_delivery_timeout_holds_behind_a_broker_that_hangs():
             await one.flush()
         with pytest.raises(DeliveryError):
             await future
+    await one.close(AbortedError(""))
+
+
+@pytest.mark.parametrize("identity", [TRANSACTIONAL, PLAIN])
+async def test_a_leader_that_hangs_is_left_for_its_successor_long_before_its_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, identity: Identity
+):
+    monkeypatch.setattr(writing, "OVERDUE_S", 0.02)
+    monkeypatch.setattr(under_way, "OVERDUE_S", 0.02)
+    brokers = Brokers(0, trouble=0)
+    one = writer(brokers, identity)
+    before, after = 0, 1
+    brokers.lead(A, before)
+    brokers.lead(B, before)
+    brokers.hanging.add(before)
+    for number in range(100):
+        one.append((A, B)[number % 2], value(number), None, [], None)
+    flushing = asyncio.create_task(one.flush())
+    async with asyncio.timeout(30):
+        await until(lambda: before in brokers.doubted)
+        assert not flushing.done()
+        # As long as nobody else leads it is waited for: it may be slow.
+        assert not brokers.logs
+        # What goes to both of them is given up where either has moved.
+        brokers.lead(A, after)
+        await until(lambda: A in brokers.logs)
+        brokers.lead(B, after)
+        await flushing
+    assert [brokers.logs[where].values for where in (A, B)] == [
+        [value(number) for number in range(first, 100, 2)] for first in (0, 1)
+    ]
+    await one.close(AbortedError(""))
+
+
+async def until(done: Callable[[], bool]) -> None:
+    while not done():  # noqa: ASYNC110 - nobody else knows
+        await asyncio.sleep(0.001)
+
+
+async def test_one_that_names_a_broker_which_leads_no_longer_is_in_doubt():
+    brokers = Brokers(0, trouble=0)
+    one = writer(brokers)
+    brokers.lead(A, 0)
+    brokers.topics = frozenset({"t", "another"})
+    assert brokers.leader_id(A) == 0
+    brokers.lead(A, 1)
+    one.append(A, b"x", None, [], None)
+    async with asyncio.timeout(30):
+        await one.flush()
+    assert brokers.doubted == [None]
+    # The next transaction may write elsewhere, where it leads no longer either.
+    assert brokers.looked_for == [{"t", "another"}]
+    await one.close(AbortedError(""))
+
+
+@pytest.mark.parametrize("error", [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS])
+async def test_one_that_waits_for_its_replicas_is_in_doubt(error: ErrorCode):
+    brokers = Brokers(0, trouble=0)
+    one = writer(brokers)
+    brokers.lead(A, 2)
+    brokers.refuse[A] = error
+    one.append(A, b"x", None, [], None)
+    flushing = asyncio.create_task(one.flush())
+    async with asyncio.timeout(30):
+        await until(lambda: 2 in brokers.doubted)
+        del brokers.refuse[A]
+        await flushing
+    assert brokers.logs[A].values == [b"x"]
     await one.close(AbortedError(""))
 
 
