@@ -38,8 +38,9 @@ class Limits(Section):
     metadata_bytes: Count = 64 * 1024
     # Of one gRPC message, either way.
     message_bytes: Count = 4 * 1024 * 1024
-    # Requests of one session that may be under way before no more are read.
-    requests_per_session: Count = 64
+    # Requests of one session that may be under way before no more are read. All producers of a process share one, and
+    # some may wait long, as for a partition that is down.
+    requests_per_session: Count = 1_000
     # Calls at a time on one connection.
     streams_per_connection: Count = 1_000
     # Calls at a time in all; sessions and watches count as calls.

@@ -31,6 +31,8 @@ NAMES = {name: "".join(part.title() for part in name.split("_")) for name in MET
 LISTENED_MAX = 1_000
 # Answers that a client leaves unread before no more of its requests are read.
 UNREAD_MAX = 1_000
+# Of requests that may be under way, however few they are.
+UNDER_WAY_BYTES = 16 * 1024 * 1024
 # Answers share a message up to this size: gRPC ends a stream, with all that is under way on it, for one that is too
 # large for it (limits.message_bytes), and what is smaller gains nothing.
 MESSAGE_BYTES = 256 * 1024
@@ -74,8 +76,10 @@ class _Session:
         self._context = context
         self._address = address
         self._tasks = tasks
-        # Flow control: as long as none is free nothing is read, and gRPC holds the client back.
-        self._free = asyncio.Semaphore(requests_max)
+        # Flow control: as long as there is no room nothing is read, and gRPC holds the client back. Many may wait for
+        # what is down, and must not be in the way of others: all producers of a process share a stream.
+        self._requests_max = requests_max
+        self._room = asyncio.Event()
         # gRPC takes one message at a time; what is ready meanwhile goes into the next.
         self._ready: list[pb.SessionResponse] = []
         self._is_writing = False
@@ -83,6 +87,7 @@ class _Session:
         # A call whose session has ended is told to nobody.
         self._is_over = False
         self._under_way = 0
+        self._bytes_under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._listening: dict[str, Callable[[], None]] | None = {}
@@ -107,10 +112,19 @@ class _Session:
             for request in message.requests:
                 if len(self._ready) > UNREAD_MAX:
                     await self._all_written.wait()
-                await self._free.acquire()
+                size = request.ByteSize()
+                while self._is_full(size):
+                    self._room.clear()
+                    await self._room.wait()
                 self._under_way += 1
+                self._bytes_under_way += size
                 self._idle.clear()
                 self._start(request)
+
+    def _is_full(self, size: int) -> bool:
+        """One alone is always taken: gRPC has a limit for it."""
+        too_large = self._bytes_under_way + size > UNDER_WAY_BYTES
+        return self._under_way >= self._requests_max or (too_large and self._under_way > 0)
 
     def _start(self, request: pb.SessionRequest) -> None:
         """Most calls need no task of their own: they are converted, asked, and written when the shard tells."""
@@ -186,8 +200,9 @@ class _Session:
         name = request.WhichOneof("request") or ""
         is_commit = name == "end" and request.end.result == COMMITTED
         self._telemetry.answered(NAMES.get(name, "Unknown"), code, perf_counter() - began_s, is_commit=is_commit)
-        self._free.release()
         self._under_way -= 1
+        self._bytes_under_way -= request.ByteSize()
+        self._room.set()
         if not self._under_way:
             self._idle.set()
         self._write(response)

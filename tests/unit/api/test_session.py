@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
+from coordinator.api import session as session_module
 from oncebox.v1 import coordinator_pb2 as pb
 from oncebox.v1 import transaction_pb2
 from tests.unit.api.bench import Bench, abort, commit, eventually, on, refused_by, written
@@ -137,6 +138,32 @@ async def test_no_more_is_read_than_may_be_under_way(bench: Bench, client: Clien
     bench.calls.gate.set()
     answered = {(await client.receive()).request_id for _ in range(limit + 10)}
     assert answered == set(range(1, limit + 11))
+
+
+async def test_many_that_wait_keep_no_others_from_being_read(bench: Bench, client: Client):
+    """More producers than a few share a stream, and a partition that all of them write may be down."""
+    bench.calls.gated.add("slow")
+    for _ in range(500):
+        await client.send(get_outcome=pb.GetOutcomeRequest(transactional_id="slow", number=1))
+    await client.ask(init_producer=init("quick"))
+    bench.calls.gate.set()
+    for _ in range(500):
+        await client.receive()
+
+
+async def test_large_requests_leave_room_in_the_memory(bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(session_module, "UNDER_WAY_BYTES", 10_000)
+    bench.calls.gated.add("slow" * 60)
+    for _ in range(100):
+        await client.send(get_outcome=pb.GetOutcomeRequest(transactional_id="slow" * 60, number=1))
+    await eventually(lambda: len(bench.calls.calls_made) >= 30)
+    await bench.init("quick")
+    assert len(bench.calls.calls_made) - 1 <= 10_000 // 240
+    bench.calls.gate.set()
+    assert {(await client.receive()).request_id for _ in range(100)} == set(range(1, 101))
+    # Also one that is larger than all of that, by itself.
+    monkeypatch.setattr(session_module, "UNDER_WAY_BYTES", 10)
+    await client.ask(init_producer=init("alone"))
 
 
 async def test_fencing_is_pushed(bench: Bench, client: Client):
