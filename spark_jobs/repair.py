@@ -21,6 +21,7 @@ from psycopg.errors import ForeignKeyViolation, LockNotAvailable, RestrictViolat
 from spark_jobs.cut import merge
 from spark_jobs.database import OFFSET, SOURCE, digest_sql, identities_condition, record_digests
 from spark_jobs.errors import ReconcileError
+from spark_jobs.followers import FollowersError, refuse_followers
 from spark_jobs.queries import query
 from spark_jobs.records import from_json, row_values
 from spark_jobs.targets import Table, by_table, config_hash, read_target
@@ -37,7 +38,7 @@ OWNER = "oncebox reconcile repair"
 FORMAT = 2
 LOCK_WAIT_MS = 60_000
 # A row refers to nothing, or is referred to. (The latter under RESTRICT has an error of its own since PostgreSQL 18.)
-REFERENCES = (ForeignKeyViolation, RestrictViolation)
+REFERENCES = (ForeignKeyViolation, RestrictViolation, FollowersError)
 MOVED = (
     "the relay has applied more since the plan was made, and a table without the guard's columns does not tell what: "
     "pause the relay (oncebox relay pause) and plan again"
@@ -102,7 +103,7 @@ def _in_any_order(
     """
     while actions:
         forbidden: list[Mapping[str, Any]] = []
-        why: psycopg.Error | None = None
+        why: Exception | None = None
         for action in actions:
             try:
                 with connection.transaction():
@@ -241,6 +242,7 @@ def _carry_out(
         return "the row was changed since"
     written = None
     if action["do"] == "delete":
+        refuse_followers(connection, table.schema, table.table, place)
         connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(relation, place))
     else:
         try:
@@ -374,6 +376,7 @@ def _put_back(connection: Connection, table: Table, row: Mapping[str, Any]) -> i
             row["before"],
         )
         return 1
+    refuse_followers(connection, table.schema, table.table, place)
     connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(relation, place))
     listed = connection.execute(query("columns"), {"table": relation.as_string(connection)}).fetchall()
     names = sql.SQL(", ").join(sql.Identifier(name) for name, _, is_generated in listed if not is_generated)

@@ -51,6 +51,19 @@ WHERE p.relay = %(relay)s OR %(relay)s = '';
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '' FROM pg_attribute AS a
 WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped;
 
+-- name: followers
+-- Foreign keys by which others would go, or change, with a deleted row: (c)ascade, set (n)ull, set (d)efault.
+SELECT n.nspname, c.relname, array_agg(a.attname::text ORDER BY u.at), array_agg(f.attname::text ORDER BY u.at)
+FROM pg_constraint AS k JOIN pg_class AS c ON c.oid = k.conrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_class AS r ON r.oid = k.confrelid JOIN pg_namespace AS s ON s.oid = r.relnamespace
+CROSS JOIN LATERAL unnest(k.conkey, k.confkey) WITH ORDINALITY AS u (mine, theirs, at)
+JOIN pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = u.mine
+JOIN pg_attribute AS f ON f.attrelid = k.confrelid AND f.attnum = u.theirs
+WHERE k.contype = 'f' AND k.confdeltype IN ('c', 'n', 'd') AND k.conparentid = 0
+    AND s.nspname = %(schema)s AND r.relname = %(table)s
+GROUP BY k.oid, n.nspname, c.relname
+ORDER BY n.nspname, c.relname, k.oid;
+
 -- name: unique_keys
 -- Indexes that keep two rows of one key apart.
 SELECT array_agg(a.attname::text)

@@ -22,7 +22,7 @@ from spark_jobs.jobs.repair import plan_of
 from spark_jobs.queries import query
 from spark_jobs.reconcile import reconcile
 from spark_jobs.records import Record, to_json
-from spark_jobs.repair import FORMAT, OVERTAKEN, apply_plan, apply_undo
+from spark_jobs.repair import FORMAT, OVERTAKEN, REFERENCES, apply_plan, apply_undo
 from spark_jobs.settle import Settler
 from spark_jobs.snapshot import Snapshot
 from spark_jobs.targets import by_table, config_hash, read_target
@@ -338,9 +338,11 @@ def test_an_undo_changes_nothing_but_what_the_repair_has_changed(database: str, 
 
 
 @pytest.mark.postgres
-def test_rows_that_refer_to_each_other_are_mended_whatever_their_order(database: str):
+@pytest.mark.parametrize("rule", ["NO ACTION", "RESTRICT", "CASCADE", "SET NULL"])
+def test_rows_that_refer_to_each_other_are_mended_whatever_their_order(database: str, rule: str):
     """As a delete that cascades leaves them; tables stand in a plan in the order of their names."""
-    tables = {"child": "bigint REFERENCES public.parent", "parent": "bigint REFERENCES public.parent"}
+    reference = f"bigint REFERENCES public.parent ON DELETE {rule}"
+    tables = {"child": reference, "parent": reference}
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute((files("relay") / "sql" / "schema.sql").read_text())
         connection.execute("INSERT INTO oncebox.relay (relay, mode) VALUES ('r', 'partition')")
@@ -378,7 +380,9 @@ def test_rows_that_refer_to_each_other_are_mended_whatever_their_order(database:
             }
 
         def delete(name: str, key: int) -> dict[str, Any]:
-            found = sql.SQL("SELECT {} FROM {}").format(digest_sql(by_name[name].first), sql.Identifier(name))
+            found = sql.SQL("SELECT {} FROM {} WHERE id = {}").format(
+                digest_sql(by_name[name].first), sql.Identifier(name), key
+            )
             ((digest,),) = connection.execute(found).fetchall()
             return {**row(name, key), "do": "delete", "copies": 1, "digest": digest}
 
@@ -411,4 +415,15 @@ def test_rows_that_refer_to_each_other_are_mended_whatever_their_order(database:
             apply_plan(
                 database, plan | {"actions": [write("parent", 5, None), write("child", 6, 7)]}, keep=undos.append
             )
-        assert (connection.execute(parents).fetchall(), len(undos)) == ([(10, None)], 1)
+        # Nor is what refers to a row changed with it, where the plan does not know of it.
+        connection.execute("INSERT INTO parent (id, refers) VALUES (30, 30), (31, 30)")
+        for key in (10, 30):
+            with pytest.raises((ReconcileError, *REFERENCES)):
+                apply_plan(database, plan | {"actions": [delete("parent", key)]}, keep=undos.append)
+        assert connection.execute(parents).fetchall() == [(10, None), (30, 30), (31, 30)]
+        assert connection.execute(children).fetchall() == [(20, 10)]
+        assert len(undos) == 1
+        # One that refers to itself alone goes.
+        connection.execute("DELETE FROM parent WHERE id = 31")
+        apply_plan(database, plan | {"actions": [delete("parent", 30)]}, keep=undos.append)
+        assert connection.execute(parents).fetchall() == [(10, None)]
