@@ -32,4 +32,4 @@ def test_it_is_told_once(tmp_path: Path):
 
 def test_the_others_run(tmp_path: Path):
     code, output = run_pytest(tmp_path / "run", "-m", "not kafka and not spark", "tests/unit/test_local_properties.py")
-    assert (code, "6 passed" in output) == (0, True)
+    assert (code, "7 passed" in output) == (0, True)
