@@ -11,8 +11,9 @@ from typing import NamedTuple
 from oncebox.partition_queue import Batch, PartitionQueue
 from oncebox.wire import Appended, ErrorCode, TopicPartition, Wire
 
-# Much longer than an answer takes where all is well.
+# Much longer than an answer takes where all is well; and how often that is looked at.
 OVERDUE_S = 3.0
+LOOK_S = 1.0
 _CUT_OFF = frozenset(
     {
         ErrorCode.REQUEST_TIMED_OUT,

@@ -14,7 +14,7 @@ from typing import Any
 from oncebox.delivery_errors import not_written, overdue, refused
 from oncebox.errors import OnceboxError, RecordTooLargeError, UsageError
 from oncebox.partition_queue import Batch, Identity, PartitionQueue, RecordMetadata
-from oncebox.under_way import OVERDUE_S, Answer, UnderWay
+from oncebox.under_way import LOOK_S, Answer, UnderWay
 from oncebox.v1 import transaction_pb2
 from oncebox.wire import (
     Appended,
@@ -32,6 +32,7 @@ Headers = list[tuple[str, bytes | None]]
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
 METADATA_TIMEOUT_MS = 5_000
+EARLY_S = 0.0005  # uvloop's timers and clock count whole milliseconds, whose sums are not exact
 # The broker knows of a newer holder of our producer id.
 FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
 
@@ -241,7 +242,7 @@ class Writer:
             return None
         if not partition.ready and not self._is_due(partition):
             return None
-        if partition.retry_at and partition.retry_at > self._loop.time():
+        if partition.retry_at and partition.retry_at > self._loop.time() + EARLY_S:
             return None
         node_id = self._wire.leader_id(partition.where)
         if node_id is None:
@@ -256,8 +257,7 @@ class Writer:
         settings = self._settings
         if self._flushing or not settings.linger_ms or self._buffered > self._buffer_bytes:
             return True
-        age_s = self._loop.time() - partition.opened_at
-        return age_s * 1000 >= settings.linger_ms
+        return self._loop.time() - partition.opened_at >= settings.linger_ms / 1000 - EARLY_S
 
     def _send(self, node_id: int, batches: dict[PartitionQueue, Batch]) -> None:
         """Written at once where that is possible: the broker works while others of this process fill their batches."""
@@ -381,7 +381,7 @@ class Writer:
 
     def _look_later(self, now: float, deadline: float) -> None:
         """For what has waited too long, and for answers that are overdue."""
-        self._timer = self._loop.call_at(min(deadline, now + OVERDUE_S), self._look)
+        self._timer = self._loop.call_at(min(deadline, now + LOOK_S), self._look)
 
     def _look(self) -> None:
         self._timer = None

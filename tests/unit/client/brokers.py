@@ -58,7 +58,7 @@ class Brokers:
         self.looked_for: list[frozenset[str]] = []
         self._random = Random(seed)
         self._nodes = nodes
-        self._leaders: dict[TopicPartition, int | None] = {}
+        self.leaders: dict[TopicPartition, int | None] = {}
         self._known: dict[TopicPartition, int | None] = {}
         # Requests on one connection are carried out in their order.
         self._turns: dict[int, asyncio.Lock] = {}
@@ -68,12 +68,12 @@ class Brokers:
 
     def _leader(self, where: TopicPartition) -> int | None:
         if where in self.without_leader:
-            return self._leaders.setdefault(where, None)
-        return self._leaders.setdefault(where, self._random.randrange(self._nodes))
+            return self.leaders.setdefault(where, None)
+        return self.leaders.setdefault(where, self._random.randrange(self._nodes))
 
     def lead(self, where: TopicPartition, node_id: int) -> None:
         """From now on; the client hears of it when it asks."""
-        self._leaders[where] = node_id
+        self.leaders[where] = node_id
 
     def doubt(self, node_id: int | None = None) -> None:
         self.doubted.append(node_id)
@@ -83,10 +83,10 @@ class Brokers:
         await asyncio.sleep(0)
         if self._random.random() < self.trouble / 2:
             raise OutcomeUnknownError("no broker answered")
-        for where, leader in self._leaders.items():
+        for where, leader in self.leaders.items():
             if leader is None and where not in self.without_leader and self._random.random() < 0.5:
-                self._leaders[where] = self._random.randrange(self._nodes)
-        self._known = dict(self._leaders)
+                self.leaders[where] = self._random.randrange(self._nodes)
+        self._known = dict(self.leaders)
         return SimpleNamespace(topics={})
 
     async def produce(
@@ -129,7 +129,7 @@ class Brokers:
             return answer(-1, self.refuse[where])
         if self._random.random() < self.trouble / 3:
             choice = self._random.choice([None, *range(self._nodes)])
-            self._leaders[where] = choice
-        if self._leaders[where] != node_id:
+            self.leaders[where] = choice
+        if self.leaders[where] != node_id:
             return answer(-1, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return self.logs.setdefault(where, Log()).append(data)
