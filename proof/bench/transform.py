@@ -16,7 +16,7 @@ PARTITIONS = 4
 RECORDS, RECORDS_QUICK = 400_000, 100_000
 # A transaction of 30 s, and the beginning of the next. The rows before have warmed everything up.
 LONG_S = 31.0
-LONG_RECORDS = 8_000_000
+LONG_RECORDS = 20_000_000
 LONG_ROUNDS, LONG_ROUNDS_QUICK = 2, 1
 BATCH_BYTES = 256 * 1024
 
