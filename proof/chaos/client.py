@@ -15,12 +15,19 @@ from oncebox.bulk import Outgoing
 from oncebox.errors import FatalError, OnceboxError, OutcomeExpiredError, ProducerFencedError
 from oncebox.producer import Producer, ProducerSettings, Transaction
 from oncebox.v1 import transaction_pb2
+from oncebox.writer_settings import WriterSettings
 from proof.chaos.history import ABORTED, COMMITTED, UNKNOWN, Commit, Invoke, Placed, Recorder, Told, now_ns, read
 from proof.chaos.workload import LEAVES_EVERY, PASSER_BY, records, write_of
 
 FENCED = 3
 TRANSACTION_TIMEOUT_MS = 6_000
-SETTINGS = ProducerSettings(transaction_timeout_ms=TRANSACTION_TIMEOUT_MS, call_timeout_ms=10_000)
+# Who gives a request up soon has a late one still under way when the transaction has long been decided.
+WRITER = WriterSettings(request_timeout_ms=2_000)
+SETTINGS = ProducerSettings(
+    transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+    call_timeout_ms=10_000,
+    writer=WRITER,
+)
 LEAVES = "leaves it open"
 # More than one: they have different coordinators.
 PASSER_BY_IDS = 4

@@ -10,15 +10,17 @@ import sys
 from pathlib import Path
 
 import oncebox
-from oncebox import Transaction, TransformSettings
+from oncebox import ProducerSettings, Transaction, TransformSettings
 from oncebox.errors import RetriableError
 from oncebox.reader import Record
+from proof.chaos.client import WRITER
 from proof.chaos.history import Recorder, Stuck, now_ns
 from proof.chaos.workload import COPIES, COPY_RECORDS_MAX, LISTS
 
 GROUP = "copiers"
 SESSION_MS = 6_000
 RETRY_S = 0.5
+PRODUCER = ProducerSettings(transaction_timeout_ms=10_000, writer=WRITER)
 
 
 class Copier:
@@ -35,6 +37,7 @@ class Copier:
     async def work(self, servers: str, coordinators: str) -> None:
         settings = TransformSettings(
             transaction_records=COPY_RECORDS_MAX,
+            producer=PRODUCER,
             consumer={"group.instance.id": self._name, "session.timeout.ms": SESSION_MS},
         )
         while not self.stop.is_set():

@@ -148,7 +148,7 @@ class Fault:
     fault: str
     target: str
     until_ns: int
-    # False: nothing came that it was meant for.
+    # False: nothing came that it was meant for, or it came to nothing.
     had_effect: bool = True
 
 

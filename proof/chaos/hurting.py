@@ -37,7 +37,7 @@ class Hurt(NamedTuple):
     """To whom it was done."""
 
     target: str
-    # No request that it was meant for came in its time: nothing has happened.
+    # False: nothing has happened, for no request that it was meant for came in its time, or none was late in the end.
     had_effect: bool = True
 
 
@@ -60,9 +60,9 @@ class Hurting:
         proxies = self._parts.broker_proxies
         number = pick % len(proxies)
         request = list(BEFALLEN)[pick // len(proxies) % len(BEFALLEN)]
-        came = self._parts.network.befall(verb, proxies[number], request, down_s, self._over)
+        why_not = self._parts.network.befall(verb, proxies[number], request, down_s, self._over)
         target = f"{request} to broker {self._parts.kafka.brokers[number].node_id}"
-        return Hurt(target if came else f"{target}, none came", had_effect=came)
+        return Hurt(f"{target}, {why_not}" if why_not else target, had_effect=not why_not)
 
     def _hurt(self, verb: str, noun: str, pick: int, down_s: float) -> str:
         parts = self._parts
@@ -84,7 +84,7 @@ class Hurting:
             case "coordinator":
                 number = pick % len(parts.coordinators)
                 proxy, process = parts.coordinator_proxies[number], parts.coordinators[number]
-                if verb in {"cut", "mute"}:
+                if verb in {"cut", "delay", "mute"}:
                     return self._disturb(verb, proxy, process.log.stem, down_s)
                 return self._hurt_process(verb, process, pick, down_s)
             case "copier":
@@ -254,6 +254,10 @@ class Hurting:
                 postgres.restart()
         else:
             self._disturb(verb, self._parts.postgres_proxy, "PostgreSQL", down_s)
+            if verb == "mute":
+                # A proxy answers the keepalives for it, so nobody would ever hear that the connection is not whole any
+                # more. Over a network the first packet that passes again would tell.
+                self._parts.network.reset(self._parts.postgres_proxy)
         return "PostgreSQL"
 
     def _kill_everything(self, down_s: float) -> str:

@@ -29,6 +29,9 @@ FAULTS = {
     "kill-coordinator": Kind(noun="coordinator", down_min_s=0.5, down_max_s=4, what="SIGKILL, started again later"),
     "pause-coordinator": Kind(noun="coordinator", down_min_s=8, down_max_s=11, what="SIGSTOP beyond its session"),
     "cut-coordinator": Kind(noun="coordinator", down_min_s=1, down_max_s=6, what="connections reset, none accepted"),
+    "delay-coordinator": Kind(
+        noun="coordinator", down_min_s=4, down_max_s=8, what="all to and from it comes 0.3 s later"
+    ),
     "mute-coordinator": Kind(noun="coordinator", down_min_s=4, down_max_s=8, what="it hears, and is not heard"),
     "roll-coordinators": Kind(noun="coordinator", down_min_s=0.5, down_max_s=2, what="SIGTERM, one after the other"),
     "kill-all-coordinators": Kind(noun="coordinator", down_min_s=0.5, down_max_s=3, what="all of them at once"),
@@ -56,7 +59,8 @@ FAULTS = {
         needs_host=True,
     ),
     "roll-brokers": Kind(noun="broker", down_min_s=0.5, down_max_s=2, what="SIGTERM, one after the other"),
-    "late-request": Kind(noun="request", down_min_s=3, down_max_s=9, what="held, and sent when nobody waits for it"),
+    # Nobody waits longer than 10 s for one of those that it befalls.
+    "late-request": Kind(noun="request", down_min_s=12, down_max_s=15, what="held, and sent when nobody waits for it"),
     "repeat-request": Kind(noun="request", down_min_s=3, down_max_s=9, what="sent once more, seconds later"),
     "lost-reply": Kind(noun="request", down_min_s=1, down_max_s=3, what="a request is executed, its reply is lost"),
     "kill-relay": Kind(noun="relay", down_min_s=0.5, down_max_s=4, what="SIGKILL, started again later"),
@@ -71,6 +75,8 @@ FAULTS = {
     "kill-postgres": Kind(noun="postgres", down_min_s=0.5, down_max_s=4, what="SIGKILL of all its processes"),
     "pause-postgres": Kind(noun="postgres", down_min_s=5, down_max_s=8, what="SIGSTOP of all its processes"),
     "cut-postgres": Kind(noun="postgres", down_min_s=1, down_max_s=4, what="connections reset, none accepted"),
+    "delay-postgres": Kind(noun="postgres", down_min_s=4, down_max_s=8, what="all to and from it comes 0.3 s later"),
+    "mute-postgres": Kind(noun="postgres", down_min_s=4, down_max_s=8, what="it hears and commits, and is not heard"),
     "fill-postgres": Kind(noun="postgres", down_min_s=2, down_max_s=5, what="no file grows any more: its disk is full"),
     "kill-client": Kind(noun="client", down_min_s=0, down_max_s=1, what="SIGKILL, another takes its transactional.id"),
     "pause-client": Kind(noun="client", down_min_s=8, down_max_s=10, what="SIGSTOP beyond its transaction's timeout"),

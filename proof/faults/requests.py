@@ -99,6 +99,11 @@ def request_correlation_id(request: bytes) -> int:
     return int.from_bytes(request[4:8], "big", signed=True)
 
 
+def client_id(request: bytes) -> str:
+    size = int.from_bytes(request[8:10], "big", signed=True)
+    return request[10 : 10 + max(size, 0)].decode()
+
+
 def reply_correlation_id(reply: bytes) -> int:
     return int.from_bytes(reply[:4], "big", signed=True)
 

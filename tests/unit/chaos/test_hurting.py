@@ -14,7 +14,7 @@ import pytest
 
 from proof.chaos.client import FENCED
 from proof.chaos.hurting import Hurting
-from proof.chaos.network import BEFALLEN
+from proof.chaos.network import BEFALLEN, NONE_CAME, NOT_SENT, STILL_AWAITED
 from proof.chaos.parts import ChaosError, await_serving, until
 from proof.faults.clock import NS_PER_S, OFFSET_NS, WallClock
 from proof.faults.process import ChildProcess
@@ -48,10 +48,10 @@ class Journal:
         self._calls = calls
         self.__dict__ |= given
 
-    def __getattr__(self, call: str) -> Callable[..., bool]:
-        def note(*arguments: Any) -> bool:
+    def __getattr__(self, call: str) -> Callable[..., str]:
+        def note(*arguments: Any) -> str:
             self._calls.append(" ".join([self._name, call, *map(_name, arguments)]))
-            return True
+            return ""
 
         return note
 
@@ -256,10 +256,11 @@ def test_every_broker_gets_every_kind_of_request_fault(given: Given, verb: str) 
     }
 
 
-def test_a_request_fault_that_met_nothing_says_so(given: Given) -> None:
-    given.parts.network = SimpleNamespace(befall=lambda *_: False)
+@pytest.mark.parametrize("why_not", [NONE_CAME, STILL_AWAITED, NOT_SENT])
+def test_a_request_fault_that_came_to_nothing_says_so(given: Given, why_not: str) -> None:
+    given.parts.network = SimpleNamespace(befall=lambda *_: why_not)
     hurt = given.hurting.hurt("late-request", 5, 0.0)
-    assert hurt == ("WriteTxnMarkers to broker 3, none came", False)
+    assert hurt == (f"WriteTxnMarkers to broker 3, {why_not}", False)
 
 
 @pytest.mark.parametrize(
@@ -286,8 +287,19 @@ def test_a_request_fault_that_met_nothing_says_so(given: Given) -> None:
             "coordinator-2",
             ["network mute coordinator proxy 2", "|", "network heal coordinator proxy 2"],
         ),
+        (
+            "delay-coordinator",
+            "coordinator-2",
+            ["network delay coordinator proxy 2", "|", "network heal coordinator proxy 2"],
+        ),
         ("kill-postgres", "PostgreSQL", ["postgres kill", "|", "postgres restart"]),
         ("cut-postgres", "PostgreSQL", ["network cut postgres proxy", "|", "network heal postgres proxy"]),
+        ("delay-postgres", "PostgreSQL", ["network delay postgres proxy", "|", "network heal postgres proxy"]),
+        (
+            "mute-postgres",
+            "PostgreSQL",
+            ["network mute postgres proxy", "|", "network heal postgres proxy", "network reset postgres proxy"],
+        ),
         (
             "roll-brokers",
             "one after the other",

@@ -40,7 +40,8 @@ def test_two_faults_at_a_time_are_of_different_parts(seed: int) -> None:
 def test_faults_are_chosen_by_name_part_or_verb() -> None:
     assert chosen("") == list(FAULTS)
     assert chosen("kill-broker, relay") == ["kill-broker", "kill-relay", "pause-relay", "jump-relay"]
-    assert {FAULTS[fault].noun for fault in chosen("cut")} == {"coordinator", "broker", "postgres"}
+    for verb in ("cut", "mute", "delay"):
+        assert {FAULTS[fault].noun for fault in chosen(verb)} == {"coordinator", "broker", "postgres"}
     assert {FAULTS[fault].noun for fault in chosen("jump")} == {"coordinator", "relay", "outbox", "copier", "client"}
     assert chosen("request") == ["late-request", "repeat-request", "lost-reply"]
     with pytest.raises(UnknownFaultError, match=r"no fault 'fire'; there are kill-coordinator: SIGKILL"):

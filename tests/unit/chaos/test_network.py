@@ -9,7 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from proof.chaos.network import BEFALLEN, Network
+from oncebox.local.ports import free_ports
+from proof.chaos.network import BEFALLEN, NONE_CAME, NOT_SENT, STILL_AWAITED, Network
 from proof.faults.proxy import HOST, Proxy
 
 WAIT_S = 30.0
@@ -55,8 +56,9 @@ class Client:
     def __init__(self, proxy: Proxy) -> None:
         self._socket = socket.create_connection((HOST, proxy.port), timeout=WAIT_S)
 
-    def send(self, request: str) -> None:
-        self._socket.sendall(struct.pack(">ihhi", 8, BEFALLEN[request], 9, 1))
+    def send(self, request: str, client_id: bytes = b"x") -> None:
+        head = struct.pack(">hhih", BEFALLEN[request], 9, 1, len(client_id))
+        self._socket.sendall(struct.pack(">i", len(head + client_id)) + head + client_id)
 
     def is_answered(self, within_s: float = WAIT_S) -> bool:
         self._socket.settimeout(within_s)
@@ -109,22 +111,66 @@ def client(proxy: Proxy) -> Iterator[Client]:
     client.close()
 
 
+def await_no(there_is: Callable[[], object]) -> None:
+    ends_at = time.monotonic() + WAIT_S
+    while there_is():
+        assert time.monotonic() < ends_at
+        time.sleep(0.01)
+
+
+def send_held(proxy: Proxy, client: Client, request: str) -> None:
+    client.send(request)
+    await_no(lambda: proxy._armed)  # until the proxy has the request in hand
+
+
 @pytest.mark.parametrize("request_name", BEFALLEN)
 def test_a_late_request_is_executed_only_when_the_fault_is_over(
     network: Network, proxy: Proxy, broker: Broker, client: Client, request_name: str
 ) -> None:
     def meanwhile() -> None:
-        client.send(request_name)
-        ends_at = time.monotonic() + WAIT_S
-        while proxy._armed:  # until the proxy has the request in hand
-            assert time.monotonic() < ends_at
-            time.sleep(0.01)
+        send_held(proxy, client, request_name)
         assert not client.is_answered(within_s=0.3)
         assert broker.executed == []
+        client.close()
+        await_no(lambda: proxy.connections)  # until the proxy knows, too
 
-    assert network.befall("late", proxy, request_name, 1, Meanwhile(meanwhile))
+    assert network.befall("late", proxy, request_name, 1, Meanwhile(meanwhile)) == ""
     broker.await_executed(1)
     assert broker.executed == [BEFALLEN[request_name]]
+
+
+def test_a_request_whose_sender_still_waits_is_not_late(
+    network: Network, proxy: Proxy, broker: Broker, client: Client
+) -> None:
+    def meanwhile() -> None:
+        send_held(proxy, client, "Produce")
+
+    assert network.befall("late", proxy, "Produce", 1, Meanwhile(meanwhile)) == STILL_AWAITED
+    assert client.is_answered()
+    assert broker.executed == [BEFALLEN["Produce"]]
+
+
+def test_a_request_of_whoever_waits_long_is_not_held(
+    network: Network, proxy: Proxy, broker: Broker, client: Client
+) -> None:
+    def meanwhile() -> None:
+        client.send("Produce", b"outbox-chaos")
+        assert client.is_answered()
+
+    assert network.befall("late", proxy, "Produce", 1, Meanwhile(meanwhile)) == NONE_CAME
+    assert broker.executed == [BEFALLEN["Produce"]]
+
+
+def test_a_late_request_that_its_broker_does_not_take_has_no_effect(
+    network: Network, proxy: Proxy, broker: Broker, client: Client
+) -> None:
+    def meanwhile() -> None:
+        send_held(proxy, client, "Produce")
+        network.cut(proxy)
+        network.lead(proxy, free_ports(1)[0])
+
+    assert network.befall("late", proxy, "Produce", 1, Meanwhile(meanwhile)) == NOT_SENT
+    assert broker.executed == []
 
 
 def test_a_repeated_request_is_executed_twice_and_answered_once(
@@ -135,7 +181,7 @@ def test_a_repeated_request_is_executed_twice_and_answered_once(
         assert client.is_answered()
         assert len(broker.executed) == 1
 
-    assert network.befall("repeat", proxy, "Produce", 1, Meanwhile(meanwhile))
+    assert network.befall("repeat", proxy, "Produce", 1, Meanwhile(meanwhile)) == ""
     broker.await_executed(2)
     assert not client.is_answered(within_s=0.3)
 
@@ -147,7 +193,7 @@ def test_a_lost_reply_is_of_a_request_that_was_executed_once(
         client.send("WriteTxnMarkers")
         broker.await_executed(1)
 
-    assert network.befall("lost", proxy, "WriteTxnMarkers", 1, Meanwhile(meanwhile))
+    assert network.befall("lost", proxy, "WriteTxnMarkers", 1, Meanwhile(meanwhile)) == ""
     assert not client.is_answered(within_s=0.3)
     assert len(broker.executed) == 1
 
@@ -160,14 +206,14 @@ def test_where_no_such_request_comes_nothing_is_hurt_then_or_later(
         client.send("Produce")
         assert client.is_answered()
 
-    assert not network.befall(verb, proxy, "TxnOffsetCommit", 1, Meanwhile(meanwhile))
+    assert network.befall(verb, proxy, "TxnOffsetCommit", 1, Meanwhile(meanwhile)) == NONE_CAME
     client.send("TxnOffsetCommit")
     assert client.is_answered()
     assert broker.executed == [BEFALLEN["Produce"], BEFALLEN["TxnOffsetCommit"]]
 
 
 def test_what_another_fault_has_cut_stays_cut(network: Network, proxy: Proxy) -> None:
-    assert not network.befall("late", proxy, "Produce", 1, Meanwhile(lambda: network.cut(proxy)))
+    assert network.befall("late", proxy, "Produce", 1, Meanwhile(lambda: network.cut(proxy))) == NONE_CAME
     with pytest.raises(ConnectionRefusedError):
         Client(proxy)
     network.heal(proxy)
@@ -175,3 +221,15 @@ def test_what_another_fault_has_cut_stays_cut(network: Network, proxy: Proxy) ->
     client.send("Produce")
     assert client.is_answered()
     client.close()
+
+
+def test_connections_are_reset_and_new_ones_taken_at_once(network: Network, proxy: Proxy, client: Client) -> None:
+    client.send("Produce")
+    assert client.is_answered()
+    network.reset(proxy)
+    with pytest.raises(ConnectionResetError):
+        client.is_answered()
+    again = Client(proxy)
+    again.send("Produce")
+    assert again.is_answered()
+    again.close()
