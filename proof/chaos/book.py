@@ -13,6 +13,7 @@ from proof.chaos.history import (
     Fault,
     FinalCopies,
     FinalMarkers,
+    FinalLog,
     FinalRecords,
     FinalRows,
     Finished,
@@ -79,6 +80,8 @@ class Book:
         self.rows: dict[str, list[SeenRow]] = {}
         self.rows_of_operation: dict[str, list[SeenRow]] = {}
         self.looks: list[tuple[Line, Look]] = []
+        # None: nobody looked.
+        self.log: FinalLog | None = None
         self.faults: list[Fault] = []
         self.troubles: list[tuple[Line, Stuck | HeldBack]] = []
         self.healed_ns = 0
@@ -111,6 +114,8 @@ class Book:
             case FinalRecords() | FinalCopies() | FinalMarkers() | FinalRows():
                 self._add_final(line, event)
             case Look():
+            case FinalLog():
+                self.log = event
                 self.looks.append((line, event))
             case Fault():
                 self.faults.append(event)

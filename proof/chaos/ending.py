@@ -26,6 +26,7 @@ from proof.chaos.history import (
     UNKNOWN,
     Commit,
     FinalCopies,
+    FinalLog,
     FinalMarkers,
     FinalRecords,
     FinalRows,
@@ -40,7 +41,7 @@ from proof.chaos.history import (
     now_ns,
 )
 from proof.chaos.markers import endings
-from proof.chaos.parts import Parts, until
+from proof.chaos.parts import LOG, Parts, until
 from proof.chaos.watch import placed
 from proof.chaos.workload import CIRCLE, COPIES, LISTS, PARTITIONS, TOPICS
 from proof.faults.process import ProcessError
@@ -186,13 +187,6 @@ def read_topics(parts: Parts, wanted: int, recorder: Recorder) -> int:
     """Every committed record of every topic, by a stock consumer; how many items there are without the copies. Once
     `wanted` records of the outbox and a copy of each of the lists are there; else, when the time is up, what there is.
     """
-    config = {
-        "bootstrap.servers": parts.servers,
-        "group.id": "final",
-        "isolation.level": "read_committed",
-        "enable.partition.eof": True,
-        "enable.auto.commit": False,
-    }
     found: dict[str, list[Placed]] = {topic: [] for topic in (*TOPICS, COPIES)}
     ended: set[tuple[str | None, int | None]] = set()
 
@@ -202,7 +196,7 @@ def read_topics(parts: Parts, wanted: int, recorder: Recorder) -> int:
 
     places = [TopicPartition(topic, number, OFFSET_BEGINNING) for topic in found for number in range(PARTITIONS)]
     deadline_s = time.monotonic() + QUIET_S
-    consumer = Consumer(config)
+    consumer = _consumer(parts, "read_committed")
     try:
         consumer.assign(places)
         while not is_all() and time.monotonic() < deadline_s:
@@ -223,6 +217,44 @@ def read_topics(parts: Parts, wanted: int, recorder: Recorder) -> int:
         recorder.add(FinalCopies(at_ns=now_ns(), records=tuple(chunk)))
     # A table may have no more rows than there are items: one that came twice must not be waited for.
     return len({record.item for records in found.values() for record in records})
+
+
+def _consumer(parts: Parts, isolation: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": parts.servers,
+            "group.id": "final",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+
+
+def read_log(parts: Parts, recorder: Recorder) -> None:
+    """What its compaction has left of the coordinators' log."""
+    consumer = _consumer(parts, "read_uncommitted")
+    left, ends = 0, dict[int, int]()
+    deadline_s = time.monotonic() + QUIET_S
+    try:
+        partitions = consumer.list_topics(LOG, timeout=QUIET_S).topics[LOG].partitions
+        consumer.assign([TopicPartition(LOG, number, OFFSET_BEGINNING) for number in partitions])
+        while len(ends) < len(partitions) and time.monotonic() < deadline_s:
+            for message in consumer.consume(CHUNK, 1.0):
+                error = message.error()
+                if error is None:
+                    left += 1
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's name
+                    ends[message.partition() or 0] = message.offset() or 0
+    except KafkaException as error:
+        recorder.add(Stuck(at_ns=now_ns(), what=f"the log was not read: {error}"))
+        return
+    finally:
+        consumer.close()
+    if len(ends) < len(partitions):
+        recorder.add(Stuck(at_ns=now_ns(), what=f"the log was not read to its end in {QUIET_S:.0f} s"))
+        return
+    recorder.add(FinalLog(at_ns=now_ns(), left=left, written=sum(ends.values())))
 
 
 def read_markers(parts: Parts, recorder: Recorder) -> None:

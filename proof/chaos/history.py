@@ -139,6 +139,15 @@ class FinalMarkers:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalRows:
     at_ns: int
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalLog:
+    """Of the coordinators' log, all partitions together: how many records are left of how many."""
+
+    at_ns: int
+    left: int
+    written: int
+
+
     rows: tuple[Row, ...]
 
 
@@ -197,6 +206,7 @@ Event = (
     | FinalRows
     | Fault
     | Healed
+    | FinalLog
     | Stuck
     | HeldBack
     | Finished
@@ -213,6 +223,7 @@ _KINDS: dict[str, type[Event]] = {
     "final-rows": FinalRows,
     "fault": Fault,
     "healed": Healed,
+    "final-log": FinalLog,
     "stuck": Stuck,
     "held-back": HeldBack,
     "finished": Finished,

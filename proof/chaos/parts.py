@@ -12,7 +12,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 from pydantic import SecretStr
 
@@ -49,6 +55,16 @@ RELAY_SESSION_MS = 3_000
 OUTBOX_TAKEOVER_MS = 4_000
 # Where the outbox is; what comes back from Kafka is in another one.
 SOURCE_DATABASE = "source"
+# The coordinators' log is compacted all the time, also while one of them reads it: with short segments, and cleaners
+# that are always at it.
+LOG = "oncebox.log"
+LOG_CONFIG = {
+    "segment.bytes": "1048576",
+    "segment.ms": "1000",
+    "min.cleanable.dirty.ratio": "0.01",
+    "max.compaction.lag.ms": "1000",
+}
+CLEANERS = {"log.cleaner.backoff.ms": "1000"}
 READY_S = 90.0
 AGAIN_S = 0.2
 
@@ -127,6 +143,7 @@ class Parts:
             LocalKafka(
                 self.folder / "kafka",
                 brokers=BROKERS,
+                properties=CLEANERS,
                 jvm_options=[QUICK_START],
                 advertised_ports=[proxy.port for proxy in self.broker_proxies],
                 hosts=[self.hosts.host(number) for number in range(BROKERS)] if self.hosts is not None else None,
@@ -160,6 +177,7 @@ class Parts:
             }
             children.append(self._child(self._module("coordinator"), f"coordinator-{number}", environment))
         await_serving(children)
+        _compact_log(self.servers)
         return proxies, children
 
     def _start_relays(self) -> list[ChildProcess]:
@@ -282,4 +300,14 @@ def _create_topics(bootstrap_servers: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     wanted = [NewTopic(topic, PARTITIONS, config={"min.insync.replicas": "2"}) for topic in (*TOPICS, COPIES)]
     for future in admin.create_topics(wanted).values():
+        future.result()
+
+
+def _compact_log(bootstrap_servers: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in LOG_CONFIG.items()
+    ]
+    resource = ConfigResource(ResourceType.TOPIC, LOG, incremental_configs=entries)
+    for future in admin.incremental_alter_configs([resource]).values():
         future.result()

@@ -152,6 +152,7 @@ class Chaos:
         ending.read_markers(parts, recorder)
         ending.read_tables(parts, count, recorder)
         recorder.add(Finished(at_ns=now_ns(), money=MONEY))
+        ending.read_log(parts, recorder)
 
 
 def prepare_folder(folder: Path, *, is_ours: bool) -> None:

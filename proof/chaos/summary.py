@@ -39,6 +39,7 @@ def as_json(book: Book, findings: list[Finding]) -> dict[str, Any]:
             "abort": sum(not each.ending.is_commit for each in book.endings),
         },
         "copies": len(book.copies or ()),
+        "log": {"left": book.log.left, "written": book.log.written} if book.log else {},
         "rows": sum(len(rows) for rows in book.rows.values()),
         "looks": len(book.looks),
         "asked_later": sum(
@@ -65,6 +66,7 @@ def as_text(book: Book, findings: list[Finding]) -> str:
         f"Kafka             {read} records read on the way, {in_the_end} in the end",
         f"markers           {found['markers']['commit']} commit, {found['markers']['abort']} abort",
         f"copies            {found['copies']} of the lists",
+        f"log               {_compacted(found['log'])}",
         f"PostgreSQL        {found['looks']} looks on the way, {found['rows']} rows in the end",
     ]
     if not found["finished"]:
@@ -85,6 +87,10 @@ def _by_check(findings: list[Finding]) -> list[list[Finding]]:
 
 def _counted(faults: Iterable[Fault]) -> dict[str, int]:
     return dict(sorted(Counter(fault.fault for fault in faults).items()))
+
+
+def _compacted(log: Mapping[str, int]) -> str:
+    return f"{log['left']} of {log['written']} records left by its compaction" if log else "not read"
 
 
 def _told(faults: Mapping[str, int]) -> str:

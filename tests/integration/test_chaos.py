@@ -67,6 +67,7 @@ def short_run(tmp_path: Path, *, seconds: int) -> set[str]:
     assert found["committed"] > 10
     assert found["markers"]["commit"] > found["committed"], "most of them on several partitions"
     assert found["markers"]["abort"] > 0
+    assert found["log"]["left"] < found["log"]["written"], "compacted"
     assert found["faults"] == by_schedule(SHORT_SEED, faults, sum(found["faults"].values()))
     for fault in found["faults"]:
         assert re.search(rf"^ *[0-9.]+ s  {fault}: \S.* \([0-9.]+ s\)$", done.stdout, re.MULTILINE)
