@@ -7,13 +7,14 @@ from typing import NamedTuple
 from proof.chaos.history import (
     ABORTED,
     COMMITTED,
+    EPOCH_UNKNOWN,
     UNKNOWN,
     Commit,
     Ending,
     Fault,
     FinalCopies,
-    FinalMarkers,
     FinalLog,
+    FinalMarkers,
     FinalRecords,
     FinalRows,
     Finished,
@@ -79,9 +80,9 @@ class Book:
         self.endings: list[SeenEnding] = []
         self.rows: dict[str, list[SeenRow]] = {}
         self.rows_of_operation: dict[str, list[SeenRow]] = {}
-        self.looks: list[tuple[Line, Look]] = []
         # None: nobody looked.
         self.log: FinalLog | None = None
+        self.looks: list[tuple[Line, Look]] = []
         self.faults: list[Fault] = []
         self.troubles: list[tuple[Line, Stuck | HeldBack]] = []
         self.healed_ns = 0
@@ -113,9 +114,9 @@ class Book:
                     self._see(Seen(line, event.reader, record))
             case FinalRecords() | FinalCopies() | FinalMarkers() | FinalRows():
                 self._add_final(line, event)
-            case Look():
             case FinalLog():
                 self.log = event
+            case Look():
                 self.looks.append((line, event))
             case Fault():
                 self.faults.append(event)
@@ -175,7 +176,8 @@ class Book:
         kind = "commit" if ending.is_commit else "abort"
         what = f"the {kind} marker of producer {ending.producer_id} at {ending.partition}:{ending.offset}"
         epochs = ", ".join(map(str, ending.epochs))
-        return self.say(seen.line, f"{what} ends {', '.join(ending.items)} (epoch {epochs})")
+        own = "" if ending.marker_epoch == EPOCH_UNKNOWN else f", its own is {ending.marker_epoch}"
+        return self.say(seen.line, f"{what} ends {', '.join(ending.items)} (epoch {epochs}{own})")
 
     def say_row(self, seen: SeenRow) -> str:
         return self.say(seen.line, f"the table {seen.row.table} has {seen.row.item}")

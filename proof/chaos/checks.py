@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from proof.chaos import checks_database, checks_kafka, checks_markers, checks_outcomes
+from proof.chaos import checks_database, checks_kafka, checks_markers, checks_outcomes, checks_watchers
 from proof.chaos.book import Book
 from proof.chaos.checks_kafka import Anomaly
 
@@ -40,6 +40,7 @@ CHECKS: dict[str, Callable[[Book], Iterator[Anomaly]]] = {
     "hanging transaction": checks_outcomes.hanging_transaction,
     "no progress": checks_outcomes.no_progress,
     "stuck": checks_outcomes.stuck,
+    "blind watcher": checks_watchers.blind,
 }
 
 

@@ -1,6 +1,6 @@
 """What the topics must not show: each check yields a sentence and the lines of the history that prove it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from proof.chaos.book import READER_FINAL, Book, Operation, Seen
@@ -42,12 +42,12 @@ def lost_write(book: Book) -> Iterator[Anomaly]:
     """Committed, with a place below what was read of its partition, and not there."""
     if book.finished is None:
         return
-    highest = _highest(book)
+    ends = _ends(book)
     for operation in book.with_outcome(COMMITTED):
         for place in _places(operation):
-            if place.item not in book.final and place.offset <= highest.get(place.partition, -1):
+            if place.item not in book.final and place.offset <= ends.get(place.partition, -1):
                 where = f"{place.partition}:{place.offset}"
-                read_to = f"the final read went to {place.partition}:{highest[place.partition]}"
+                read_to = f"the final read went to {place.partition}:{ends[place.partition]}"
                 yield f"{place.item} was committed at {where} and is gone", [*book.proof_of(operation), read_to]
 
 
@@ -55,9 +55,9 @@ def unseen(book: Book) -> Iterator[Anomaly]:
     """Committed, and the final read ended without it."""
     if book.finished is None:
         return
-    highest = _highest(book)
+    ends = _ends(book)
     for operation in book.with_outcome(COMMITTED):
-        lost = {place.item for place in _places(operation) if place.offset <= highest.get(place.partition, -1)}
+        lost = {place.item for place in _places(operation) if place.offset <= ends.get(place.partition, -1)}
         missing = [w.item for w in operation.invoke.writes if w.item not in book.final and w.item not in lost]
         if missing:
             yield f"{', '.join(missing)} was committed, and the final read ended without it", book.proof_of(operation)
@@ -109,6 +109,7 @@ def skip(book: Book) -> Iterator[Anomaly]:
     final: dict[str, list[Seen]] = {}
     for each in book.seen.get(READER_FINAL, ()):
         final.setdefault(each.record.partition, []).append(each)
+    yield from _skipped_at_first(book, final)
     numbered = {
         partition: {seen.record.offset: place for place, seen in enumerate(of_partition)}
         for partition, of_partition in final.items()
@@ -122,6 +123,19 @@ def skip(book: Book) -> Iterator[Anomaly]:
                 f"{after.reader} passed over {skipped.record.item}",
                 [book.say_seen(before), book.say_seen(after), book.say_seen(skipped)],
             )
+
+
+def _skipped_at_first(book: Book, final: Mapping[str, Sequence[Seen]]) -> Iterator[Anomaly]:
+    """Every reader began where the partition begins."""
+    for reader in book.seen.values():
+        first: dict[str, Seen] = {}
+        for each in reader:
+            first.setdefault(each.record.partition, each)
+        for partition, each in first.items():
+            skipped = final[partition][0] if partition in final else each
+            if each.record.offset > skipped.record.offset:
+                text = f"{each.reader} began behind {skipped.record.item}"
+                yield text, [book.say_seen(each), book.say_seen(skipped)]
 
 
 def order(book: Book) -> Iterator[Anomaly]:
@@ -159,7 +173,12 @@ def money(book: Book) -> Iterator[Anomaly]:
 
 def copied(book: Book) -> Iterator[Anomaly]:
     """A record of the lists has no copy or two, or the copies of a partition stand in another order."""
-    if book.finished is None or book.copies is None:
+    if book.finished is None:
+        return
+    if book.copies is None:
+        listed = [each for of_partition in _lists(book).values() for each in of_partition]
+        if listed:
+            yield f"nobody read the copies of the {len(listed)} records of the lists", [book.say_seen(listed[0])]
         return
     by_partition: dict[str, list[Seen]] = {}
     for each in book.copies:
@@ -213,8 +232,16 @@ def _places(operation: Operation) -> Iterator[Placed]:
         yield from told.places
 
 
-def _highest(book: Book) -> dict[str, int]:
-    highest: dict[str, int] = {}
-    for each in book.seen.get(READER_FINAL, ()):
-        highest[each.record.partition] = max(highest.get(each.record.partition, -1), each.record.offset)
-    return highest
+def highest(seen: Iterable[Seen]) -> dict[str, Seen]:
+    """Of each partition the one at the highest offset."""
+    found: dict[str, Seen] = {}
+    for each in seen:
+        before = found.setdefault(each.record.partition, each)
+        if each.record.offset > before.record.offset:
+            found[each.record.partition] = each
+    return found
+
+
+def _ends(book: Book) -> dict[str, int]:
+    """How far the final read went."""
+    return {partition: each.record.offset for partition, each in highest(book.seen.get(READER_FINAL, ())).items()}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from proof.chaos.book import Book, SeenEnding
 from proof.chaos.checks_kafka import Anomaly
-from proof.chaos.history import ABORTED, COMMITTED, operation_of
+from proof.chaos.history import ABORTED, COMMITTED, EPOCH_UNKNOWN, operation_of
 from proof.chaos.workload import BANK, LISTS
 
 # A transaction here is one operation. The outbox relay and the copier put many into one, and where that is aborted
@@ -26,13 +26,23 @@ def unlike_decision(book: Book) -> Iterator[Anomaly]:
 
 
 def capture(book: Book) -> Iterator[Anomaly]:
-    """One marker ends records of two transactions: each has an epoch of its own."""
+    """One marker ends records of two transactions, or of one that is not its own: each has an epoch of its own, and its
+    marker the one above that.
+    """
     for seen in book.endings:
-        operations = _operations(seen) if _is_of_client(seen) else []
-        if len(seen.ending.epochs) > 1 or len(operations) > 1:
-            proof = [line for op in operations if op in book.operations for line in book.proof_of(book.operations[op])]
-            where = f"{seen.ending.partition}:{seen.ending.offset}"
+        operations = _operations(seen)
+        proof = [line for op in operations if op in book.operations for line in book.proof_of(book.operations[op])]
+        where = f"{seen.ending.partition}:{seen.ending.offset}"
+        if len(seen.ending.epochs) > 1 or (_is_of_client(seen) and len(operations) > 1):
             yield f"the marker at {where} ends more than one transaction", [book.say_ending(seen), *proof]
+        elif _is_of_another(seen):
+            yield f"the marker at {where} ends a transaction that is not its own", [book.say_ending(seen), *proof]
+
+
+def _is_of_another(seen: SeenEnding) -> bool:
+    """Kafka's own coordinator, whose markers may have their data's epoch, writes none here."""
+    ending = seen.ending
+    return ending.marker_epoch != EPOCH_UNKNOWN and any(epoch + 1 != ending.marker_epoch for epoch in ending.epochs)
 
 
 def _is_of_client(seen: SeenEnding) -> bool:

@@ -288,5 +288,6 @@ def read_tables(parts: Parts, wanted: int, recorder: Recorder) -> None:
 
 
 def _chunks(items: list[T]) -> Iterable[list[T]]:
-    for first in range(0, len(items), CHUNK):
+    """At least one: that nothing was found is written down, too."""
+    for first in range(0, max(len(items), 1), CHUNK):
         yield items[first : first + CHUNK]

@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TextIO
 
 COMMITTED, ABORTED, UNKNOWN = "committed", "aborted", "unknown"
+# Of a marker in a history from when it was not noted.
+EPOCH_UNKNOWN = -1
 
 
 class HistoryError(Exception):
@@ -57,6 +59,7 @@ class Ending(NamedTuple):
     is_commit: bool
     epochs: list[int]
     items: list[str]
+    marker_epoch: int = EPOCH_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +140,6 @@ class FinalMarkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinalRows:
-    at_ns: int
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FinalLog:
     """Of the coordinators' log, all partitions together: how many records are left of how many."""
 
@@ -148,6 +148,9 @@ class FinalLog:
     written: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalRows:
+    at_ns: int
     rows: tuple[Row, ...]
 
 
@@ -203,10 +206,10 @@ Event = (
     | FinalRecords
     | FinalCopies
     | FinalMarkers
+    | FinalLog
     | FinalRows
     | Fault
     | Healed
-    | FinalLog
     | Stuck
     | HeldBack
     | Finished
@@ -220,10 +223,10 @@ _KINDS: dict[str, type[Event]] = {
     "final-records": FinalRecords,
     "final-copies": FinalCopies,
     "final-markers": FinalMarkers,
+    "final-log": FinalLog,
     "final-rows": FinalRows,
     "fault": Fault,
     "healed": Healed,
-    "final-log": FinalLog,
     "stuck": Stuck,
     "held-back": HeldBack,
     "finished": Finished,

@@ -80,7 +80,13 @@ class Walk:
                 marker = next(iter(batch))
                 epochs, items = self._open.pop(batch.producer_id, (set(), []))
                 yield Ending(
-                    self._partition, marker.offset, batch.producer_id, marker.key == COMMIT, sorted(epochs), items
+                    self._partition,
+                    marker.offset,
+                    batch.producer_id,
+                    marker.key == COMMIT,
+                    sorted(epochs),
+                    items,
+                    batch.producer_epoch,
                 )
                 continue
             epochs, items = self._open.setdefault(batch.producer_id, (set(), []))

@@ -62,6 +62,11 @@ BUGS = {
         faults="kill-copier",
         module="proof.chaos.copier",
     ),
+    "offsets-without-copies": Bug(
+        what="the copier commits its offsets without its records",
+        caught_by=frozenset({"copy"}),
+        module="proof.chaos.copier",
+    ),
     "always-commit": Bug(
         what="the coordinator writes the markers of aborts as those of commits",
         caught_by=frozenset({"marker unlike its decision"}),
@@ -104,8 +109,8 @@ def _outbox_without_token(token: Any, facts: Any) -> Any:
 _going_on = outbox_relay._going_on  # noqa: SLF001 - a bug knows no borders
 
 
-async def _no_offsets(self: Transaction, *_: Any, **__: Any) -> None:
-    """As if it had been forgotten."""
+async def _forgotten(self: Transaction, *_: Any, **__: Any) -> None:
+    """Nothing is sent."""
 
 
 def _always_commit(**fields: Any) -> Ending:
@@ -125,7 +130,9 @@ def plant(bug: str) -> None:
         case "outbox-without-token":
             outbox_relay._going_on = _outbox_without_token  # noqa: SLF001
         case "copy-without-offsets":
-            Transaction.send_offsets = _no_offsets  # type: ignore[method-assign]
+            Transaction.send_offsets = _forgotten  # type: ignore[method-assign]
+        case "offsets-without-copies":
+            Transaction.send = _forgotten  # type: ignore[method-assign, assignment]
         case "always-commit":
             marker_writer.Ending = _always_commit  # type: ignore[attr-defined, assignment]
         case "timeouts-by-wall-clock":

@@ -65,10 +65,12 @@ class Chaos:
             poller = Poller("consumer", histories / "consumer.jsonl", parts.servers, isolation=isolation)
             looker = Looker("looker", histories / "looker.jsonl", parts.dsn)
             try:
+                # They look on until all is read: what they have seen then has to be all of it.
                 with poller, looker:
                     self._hurt(parts, hurting, recorder, poller, looker)
                     self._heal(parts, recorder)
-                self._read(parts, recorder)
+                    self._read(parts, recorder)
+                recorder.add(Finished(at_ns=now_ns(), money=MONEY))
             finally:
                 self._over.set()  # whoever is being hurt need not be started again
         target = self.folder / "history.jsonl"
@@ -150,9 +152,8 @@ class Chaos:
         (self.folder / "partial.jsonl").unlink()
         count = ending.read_topics(parts, wanted, recorder)
         ending.read_markers(parts, recorder)
-        ending.read_tables(parts, count, recorder)
-        recorder.add(Finished(at_ns=now_ns(), money=MONEY))
         ending.read_log(parts, recorder)
+        ending.read_tables(parts, count, recorder)
 
 
 def prepare_folder(folder: Path, *, is_ours: bool) -> None:

@@ -1,4 +1,6 @@
-"""The end of a run, on a real broker: an open transaction is found wherever it stands, and markers are read."""
+"""The end of a run, on a real broker: an open transaction is found wherever it stands, markers and the log are read,
+and that nothing was found is written down.
+"""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from confluent_kafka import Producer
 
 from oncebox.local import LocalKafka
 from proof.chaos import ending
-from proof.chaos.history import HeldBack, Recorder, read
+from proof.chaos.history import FinalCopies, FinalLog, FinalRecords, HeldBack, Recorder, read
 from proof.chaos.markers import endings
 from proof.chaos.workload import PARTITIONS
 from tests.support.kafka import TopicFactory
@@ -23,6 +25,8 @@ def topics(new_topic: TopicFactory, monkeypatch: pytest.MonkeyPatch) -> dict[str
     found = {"written": new_topic(partitions=PARTITIONS), "copies": new_topic(partitions=PARTITIONS)}
     monkeypatch.setattr(ending, "TOPICS", (found["written"],))
     monkeypatch.setattr(ending, "COPIES", found["copies"])
+    monkeypatch.setattr(ending, "LISTS", found["written"])
+    monkeypatch.setattr(ending, "CIRCLE", ())
     monkeypatch.setattr(ending, "QUIET_S", 1.0)
     return found
 
@@ -73,4 +77,37 @@ def test_markers_are_read_with_what_they_ended(
         (f"{topic}-0", 1, False, ["a#0"]),
         (f"{topic}-0", 3, True, ["b#0"]),
     ]
-    assert all(len(each.epochs) == 1 for each in found)
+    # Kafka's own coordinator gives a marker the epoch of its data or, by the newer protocol, the one above.
+    assert all(len(each.epochs) == 1 and each.marker_epoch - each.epochs[0] in {0, 1} for each in found)
+
+
+@pytest.mark.usefixtures("topics")
+def test_that_there_is_nothing_is_written_down(
+    kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "QUIET_S", 60.0)
+    parts: Any = SimpleNamespace(servers=kafka.bootstrap_servers)
+    with Recorder(tmp_path / "history") as recorder:
+        assert ending.read_topics(parts, 0, recorder) == 0
+    records, copies = [line.event for line in read(tmp_path / "history")]
+    assert isinstance(records, FinalRecords)
+    assert isinstance(copies, FinalCopies)
+    assert records.records == copies.records == ()
+
+
+def test_what_is_left_of_the_log_is_counted(
+    kafka: LocalKafka, new_topic: TopicFactory, producer: Producer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a marker stands for what a compaction takes: an offset without a record."""
+    topic = new_topic(partitions=2)
+    monkeypatch.setattr(ending, "LOG", topic)
+    producer.begin_transaction()
+    for partition in (0, 0, 1):
+        producer.produce(topic, b"x", partition=partition)
+    producer.commit_transaction(60)
+    parts: Any = SimpleNamespace(servers=kafka.bootstrap_servers)
+    with Recorder(tmp_path / "history") as recorder:
+        ending.read_log(parts, recorder)
+    (log,) = [line.event for line in read(tmp_path / "history")]
+    assert isinstance(log, FinalLog)
+    assert (log.left, log.written) == (3, 5)

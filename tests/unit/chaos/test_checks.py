@@ -22,6 +22,7 @@ from proof.chaos.history import (
     Event,
     Fault,
     FinalCopies,
+    FinalLog,
     FinalMarkers,
     FinalRecords,
     FinalRows,
@@ -64,12 +65,14 @@ def rows(op: str) -> tuple[Row, ...]:
 
 def ended(op: str, offset: int, *, is_commit: bool = True, epoch: int = 0) -> tuple[Ending, ...]:
     return tuple(
-        Ending(f"{topic}-0", offset, 7, is_commit, [epoch], [f"{op}#{index}"]) for index, topic in enumerate(TOPICS)
+        Ending(f"{topic}-0", offset, 7, is_commit, [epoch], [f"{op}#{index}"], epoch + 1)
+        for index, topic in enumerate(TOPICS)
     )
 
 
-def look(at: int, count: int) -> Look:
-    return Look(at_ns=at, reader="looker", sums={topic: Sum(count, 7 * count, 11 * count) for topic in TOPICS})
+def look(at: int, count: int, *, lists: int = 0) -> Look:
+    sums = {topic: Sum(count, 7 * count, 11 * count) for topic in TOPICS}
+    return Look(at_ns=at, reader="looker", sums=sums | {"lists": Sum(lists, lists, 0)})
 
 
 def good() -> list[Event]:
@@ -96,6 +99,7 @@ def good() -> list[Event]:
         FinalMarkers(
             at_ns=69, endings=(*ended("a", 1), *ended("b", 3, is_commit=False, epoch=2), *ended("c", 5, epoch=4))
         ),
+        FinalLog(at_ns=69, left=5, written=9),
         FinalRecords(at_ns=70, records=(*placed("a", 0), *placed("c", 4))),
         FinalRows(at_ns=71, rows=(*rows("a"), *rows("c"))),
         Finished(at_ns=72, money=100),
@@ -114,6 +118,16 @@ def only(kind: type[Event], *, nth: int = 0, **changes: Any) -> list[Event]:
     return [*events[:at], *changed, *events[at + 1 :]]
 
 
+def without(kind: type[Event]) -> list[Event]:
+    return [event for event in good() if not isinstance(event, kind)]
+
+
+def polled(*records: Placed) -> list[Event]:
+    """All that the poller got, at once."""
+    events = only(Poll, nth=0)
+    return [dataclasses.replace(event, records=records) if isinstance(event, Poll) else event for event in events]
+
+
 def final(*records: Placed) -> list[Event]:
     return only(FinalRecords, records=records)
 
@@ -125,20 +139,34 @@ def final_rows(*found: Row) -> list[Event]:
 LISTED = tuple(Placed("lists-0", offset, f"l#{offset}", 1) for offset in range(3))
 
 
-def copied(*copies: tuple[int, str]) -> list[Event]:
-    """The good history and a list of three, of which these are the copies: offset and item."""
+def listed(*final_copies: FinalCopies) -> list[Event]:
+    """The good history and a list of three, with what was read of its copies."""
     writes = tuple(Write("lists", record.item, 1) for record in LISTED)
+    items = [record.item for record in LISTED]
+    endings = [Ending("lists-0", 3, 7, True, [0], items, 1)]
+    copies = [record.item for event in final_copies for record in event.records]
+    if copies:
+        endings.append(Ending("copies-0", 9, 8, True, [0], copies, 1))
     found = [event for event in good() if not isinstance(event, FinalRecords | FinalRows)]
     return [
         *found[:-1],
         Invoke(at_ns=61, op="l", client="lists.1", transactional_id="lists", number=1, writes=writes),
         Commit(at_ns=62, op="l", number=1),
         Told(at_ns=63, op="l", outcome=COMMITTED, by="lists.1", places=LISTED),
+        Poll(at_ns=64, reader="poller", records=LISTED),
+        look(65, 2, lists=3),
         FinalRecords(at_ns=70, records=(*placed("a", 0), *placed("c", 4), *LISTED)),
-        FinalCopies(at_ns=70, records=tuple(Placed("copies-0", offset, item, 1) for offset, item in copies)),
+        *final_copies,
+        FinalMarkers(at_ns=70, endings=tuple(endings)),
         FinalRows(at_ns=71, rows=(*ROWS, *(Row("lists", record.item, 1) for record in LISTED))),
         found[-1],
     ]
+
+
+def copied(*copies: tuple[int, str]) -> list[Event]:
+    """With these: offset and item."""
+    records = tuple(Placed("copies-0", offset, item, 1) for offset, item in copies)
+    return listed(FinalCopies(at_ns=70, records=records))
 
 
 A, B, C = placed("a", 0), placed("b", 2), placed("c", 4)
@@ -170,8 +198,9 @@ BAD: dict[str, list[Event]] = {
     "number used twice": only(Commit, number=1, nth=1),
     "unknown outcome": only(Told, nth=3),
     "hanging transaction": [*good(), HeldBack(at_ns=80, partition="lists-1", offset_stable=34, offset_next=373)],
-    "no progress": only(Healed, at_ns=41),
+    "no progress": [*only(Healed, at_ns=41), look(42, 2)],
     "stuck": [*good(), Stuck(at_ns=80, what="relay-1 ended by itself")],
+    "blind watcher": only(Poll, nth=1),
 }
 
 
@@ -214,6 +243,54 @@ def test_every_record_has_one_copy_in_its_place(copies: list[tuple[int, str]], t
 
 
 @pytest.mark.parametrize(
+    ("events", "texts"),
+    [
+        (listed(), ["nobody read the copies of the 3 records of the lists"]),
+        (copied(), [f"l#{number} was copied 0 times" for number in range(3)]),
+    ],
+)
+def test_no_copies_at_all(events: list[Event], texts: list[str]) -> None:
+    """Nobody has looked, or there is nothing."""
+    assert [(finding.check, finding.text) for finding in judge(events)] == [("copy", text) for text in texts]
+
+
+def test_nobody_has_to_read_copies_of_nothing() -> None:
+    assert judge([*good()[:-1], FinalCopies(at_ns=71, records=()), good()[-1]]) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        (without(Poll), "nobody read anything while faults came"),
+        (only(Poll, nth=1), "poller read no further than offset 0 of debits-0, which has c#0 at 4"),
+        (polled(*A[1:], *C[1:]), "poller read nothing of debits-0, which has c#0 at 4"),
+        (without(Look), "nobody looked at PostgreSQL after healing, 0 times before"),
+        (only(Look, nth=1), "nobody looked at PostgreSQL after healing, 1 times before"),
+        (only(Look, sums=look(37, 1).sums, nth=1), "looker saw 1 rows of debits at last, which has 2"),
+        (only(Look, sums={}, nth=1), "looker saw 0 rows of debits at last, which has 2"),
+        (only(FinalMarkers), "no commit marker was found behind a#0 and 1 more in debits-0"),
+        (
+            only(FinalMarkers, endings=(*ended("a", 1), *ended("c", 5, epoch=4)[1:])),
+            "no commit marker was found behind c#0 in debits-0",
+        ),
+    ],
+)
+def test_whoever_looks_has_to_look_to_the_end(events: list[Event], text: str) -> None:
+    found = judge(events)
+    assert {finding.check for finding in found} == {"blind watcher"}
+    assert text in {finding.text for finding in found}
+
+
+def test_a_reader_that_begins_in_the_midst_has_passed_over_the_first_record() -> None:
+    found = judge(polled(*C))
+    assert [(each.check, each.text) for each in found] == [("skip", f"poller began behind a#{nth}") for nth in range(3)]
+    assert found[0].proof == (
+        "line 14, 0.000 s: poller reads c#0 at debits-0:4",
+        "line 20, 0.000 s: final read reads a#0 at debits-0:0",
+    )
+
+
+@pytest.mark.parametrize(
     ("ending", "check"),
     [
         (Ending("debits-0", 1, 7, False, [0], ["a#0"]), "marker unlike its decision"),
@@ -223,12 +300,19 @@ def test_every_record_has_one_copy_in_its_place(copies: list[tuple[int, str]], t
         (Ending("copies-0", 1, 7, True, [0], ["a#0", "c#0"]), None),
         (Ending("copies-0", 1, 7, True, [0, 2], ["a#0", "c#0"]), "cross-transaction capture"),
         (Ending("copies-0", 1, 7, True, [0], ["b#0"]), "marker unlike its decision"),
-        # A marker that was repeated ends nothing.
-        (Ending("debits-0", 1, 7, False, [], []), None),
+        # A marker that was repeated ends nothing, unless it ends what comes behind it: then its epoch is too low.
+        (Ending("debits-0", 1, 7, False, [], [], 1), None),
+        (Ending("debits-0", 1, 7, True, [2], ["c#0"], 1), "cross-transaction capture"),
+        (Ending("copies-0", 1, 7, True, [2], ["c#0"], 1), "cross-transaction capture"),
+        (Ending("debits-0", 1, 7, True, [2], ["c#0"], 2), "cross-transaction capture"),
+        (Ending("debits-0", 1, 7, True, [2], ["c#0"], 3), None),
+        # Of a history from when it was not noted.
+        (Ending("debits-0", 1, 7, True, [2], ["c#0"], -1), None),
     ],
 )
 def test_a_marker_says_what_was_decided_of_one_transaction(ending: Ending, check: str | None) -> None:
-    found = {finding.check for finding in judge(only(FinalMarkers, endings=(ending,)))}
+    # Here there are no others, which is another anomaly.
+    found = {finding.check for finding in judge(only(FinalMarkers, endings=(ending,)))} - {"blind watcher"}
     assert found == (set() if check is None else {check})
 
 
@@ -285,6 +369,9 @@ def told_after(healed_ns: int, took_s: float) -> list[Event]:
         later,
         Commit(at_ns=at_ns - 1, op="e", number=5),
         Told(at_ns=at_ns, op="e", outcome=COMMITTED, by="bank.2", places=placed("e", 6)),
+        Poll(at_ns=at_ns, reader="poller", records=placed("e", 6)),
+        look(at_ns, 3),
+        FinalMarkers(at_ns=at_ns, endings=ended("e", 7, epoch=6)),
         FinalRecords(at_ns=at_ns + 1, records=(*A, *C, *placed("e", 6))),
         FinalRows(at_ns=at_ns + 2, rows=(*ROWS, *rows("e"))),
         Finished(at_ns=at_ns + 3, money=100),
@@ -391,6 +478,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "4: 2 committed, 2 aborted, 0 unknown (2 known only after asking)" in done.stdout
     assert "\nfaults            1: kill-broker 1\nwithout effect    1: late-request 1\n" in done.stdout
+    assert "\nlog               5 of 9 records left by its compaction\n" in done.stdout
     assert done.stdout.endswith("anomalies         0\n")
     done = run_check(tmp_path / "bad")
     assert done.returncode == 1
