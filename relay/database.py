@@ -26,8 +26,14 @@ MIGRATION_LOCK = 0x6F6E6365_626F78
 CONNECT_TIMEOUT_S = 10
 # As long as PostgreSQL's names are.
 NAME_BYTES = 63
-# A peer that is gone without a word is noticed after about this long.
-KEEPALIVE: dict[str, Any] = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+# A server that is gone without a word is noticed within 20 s. Keepalives are for who only listens: while something that
+# was sent is not acknowledged Linux sends none, but that again, and gives up after a quarter of an hour.
+KEEPALIVE: dict[str, Any] = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 # How values are read and printed: rows, and keys in the memory of deletes, are the same whatever server, database, role
 # and environment say. (spark_jobs writes that memory, too, under the same: AS_THE_RELAY in spark_jobs/values.py.)
 VALUES: LiteralString = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -667,3 +669,12 @@ def test_who_is_to_blame_among_many_may_take_long_to_find(bench: MakeBench, monk
     made.sink.apply(made.planner, units, plan, frozenset(), lambda *_: look())
     look()
     assert seen == [seen[0], seen[0] + 50 // relay.sink.PLANNED_PER_MS, seen[0]]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has this limit")
+def test_a_server_that_is_gone_is_noticed_also_while_it_owes_an_answer(bench: MakeBench) -> None:
+    """To keepalives alone nobody would listen then: what was sent and not acknowledged is sent again and again."""
+    made = bench(ORDERS, [ORDERS_SECTION])
+    with socket.socket(fileno=os.dup(made.connection.fileno())) as wire:
+        assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
