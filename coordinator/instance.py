@@ -20,7 +20,7 @@ from coordinator.core.grants import Limits
 from coordinator.feed import Lookups
 from coordinator.gateway import service as gateway_service
 from coordinator.gateway.service import Gateway
-from coordinator.group import Group
+from coordinator.group import Group, MembersUnknownError
 from coordinator.hanging import Hanging, ask_peer
 from coordinator.leadership import Leadership
 from coordinator.log.kafka import KafkaStore
@@ -183,6 +183,7 @@ class Instance:
         )
         self._group = Group(
             self._kafka,
+            self._wire,
             group_id=self._own.group,
             topic=settings.log_topic,
             instance=self.instance,
@@ -317,7 +318,8 @@ class Instance:
             pause_s = MEMBERS_RETRY_S
             try:
                 members = await self._group.members()
-            except Exception as error:  # noqa: BLE001 - librdkafka's; the known peers are followed meanwhile
+            except MembersUnknownError as error:
+                # The known peers are followed meanwhile.
                 logger.info("the group does not say who its members are: %s", error)
             else:
                 # While partitions are being given out it may not name all of them, ourselves included.
