@@ -88,11 +88,11 @@ class Group:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    async def leave(self) -> None:
+    async def leave(self, within_s: float) -> None:
         """Leaves the group, so that the others take over at once."""
         self._closing.set()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, LEAVE_TIMEOUT_S)
+            await asyncio.to_thread(self._thread.join, min(within_s, LEAVE_TIMEOUT_S))
             if self._thread.is_alive():
                 logger.warning("group %s does not let us go; its session ends by itself", self._group_id)
 

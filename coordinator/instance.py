@@ -52,6 +52,8 @@ MEMBERS_EVERY_S = 5.0
 MEMBERS_RETRY_S = 1.0
 HANGING_EVERY_S = 600.0
 FEED_READER_THREADS = 2
+# Of the time that a stop has: log partitions are handed over after it, however long the gateway's transactions take.
+GATEWAY_STOP_SHARE = 0.5
 
 
 def _own_topics(settings: CoordinatorSettings) -> OwnTopics:
@@ -196,17 +198,19 @@ class Instance:
 
     async def stop(self) -> None:
         """Hands everything over: no client sees an error that it cannot retry."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.settings.drain_ms / 1_000
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._gateway is not None:
             # First: its transactions are ended by the shards.
-            await self._gateway.close()
+            await self._gateway.close((until - loop.time()) * GATEWAY_STOP_SHARE)
         await self._leadership.close()
         self._servicer.announce(leaving=True)
-        await self._group.leave()
+        await self._group.leave(max(until - loop.time(), 0))
         await self._peers.close()
-        await self._api.stop()
+        await self._api.stop(max(until - loop.time(), 0))
         await self._markers.close()
         await self._producer_ids.close()
         await self._kafka_store.close()

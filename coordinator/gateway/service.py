@@ -72,10 +72,10 @@ class Gateway(GatewayServicer):
         )
         self._batches = Batches(self._producer_of_batches, self._read_feed, limits, now_ms)
 
-    async def close(self) -> None:
+    async def close(self, within_s: float) -> None:
         """Batches under way are finished, transactions of streams aborted; the streams end."""
         self._closing.set()
-        await asyncio.gather(self._batches.close(), self._holders.close())
+        await asyncio.gather(self._batches.close(within_s), self._holders.close(within_s))
         for task in self._leaving:
             task.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)

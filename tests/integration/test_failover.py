@@ -240,4 +240,4 @@ async def test_the_members_are_found_while_a_broker_stands_still(kafka_cluster):
             still.pause()
             assert await members_of(group) == {"one": "one:1"}
         finally:
-            await group.leave()
+            await group.leave(within_s=10)
