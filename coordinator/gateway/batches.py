@@ -45,6 +45,7 @@ class BatchLimits:
     requests_remembered: int
     ids: int
     waiting_bytes: int
+    metadata_bytes: int
     idle_ms: int
 
 
@@ -85,6 +86,9 @@ class _Desk:
         known = self.recall(request.request_id, fingerprint)
         if known is not None:
             return known
+        refused = tokens.too_large(request, producer.resume_token, self._batches.limits.metadata_bytes)
+        if refused is not None:
+            raise error_from(refused)
         try:
             transaction = await producer.begin()
         except OnceboxError as error:

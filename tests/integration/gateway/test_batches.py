@@ -97,6 +97,22 @@ async def test_offsets_and_metadata_are_told_to_others(one: Coordinators, new_to
         assert answer.repeated is repeated
 
 
+async def test_metadata_may_be_as_long_as_documented(one: Coordinators, new_topic: TopicFactory):
+    topic, name, address = new_topic(partitions=2), fresh("long"), one.addresses[0]
+    metadata = bytes(range(256)) * 240  # 60 KB
+    values = [b"%d" % number for number in range(1_000)]
+    await commit(address, batch(name, "r1", topic, *values, metadata=metadata))
+    before = await commit(address, batch(name, "r2", topic, b"kept"))
+    too_much = await refused(address, batch(name, "r3", topic, b"never", metadata=bytes(65_500)))
+    assert (too_much.code, too_much.retriable) == (transaction_pb2.MESSAGE_TOO_LARGE, False)
+    after = await commit(address, batch(name, "r3", topic, b"shorter"))
+    # No transaction was even begun for it.
+    assert after.outcome.number == before.outcome.number + 1
+    assert sorted(await seen(one, topic)) == sorted([*values, b"kept", b"shorter"])
+    async with Producer(one.bootstrap_servers, one.addresses, transactional_id=name) as mine:
+        assert mine.resume_token == metadata
+
+
 async def test_what_is_out_of_place_is_refused(one: Coordinators, new_topic: TopicFactory):
     topic, name, address = new_topic(config={"max.message.bytes": "10000"}), fresh("bad"), one.addresses[0]
     codes = {

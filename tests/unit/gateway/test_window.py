@@ -85,7 +85,14 @@ async def nothing(_transactional_id: str, _since_ms: int) -> AsyncIterator[manif
 
 def batches(clock: Clock, **limits: int) -> tuple[Batches, Quick]:
     producer = Quick(clock)
-    stated = {"window_ms": WINDOW_MS, "requests_remembered": 100, "ids": 2, "waiting_bytes": 1_000, "idle_ms": 60_000}
+    stated = {
+        "window_ms": WINDOW_MS,
+        "requests_remembered": 100,
+        "ids": 2,
+        "waiting_bytes": 1_000,
+        "metadata_bytes": 500,
+        "idle_ms": 60_000,
+    }
     made: Any = lambda _transactional_id: producer  # noqa: E731
     return Batches(made, nothing, BatchLimits(**{**stated, **limits}), clock), producer
 
@@ -150,6 +157,17 @@ async def test_what_is_under_way_is_bounded_and_outlives_its_caller():
     await mine.close(within_s=10)
 
 
+async def test_what_the_ids_resume_token_leaves_no_room_for_is_refused_before_anything_is_sent():
+    mine, producer = batches(Clock())
+    producer.resume_token = bytes(490)
+    with pytest.raises(CoordinatorError, match="an earlier commit") as told:
+        await mine.commit(request("a", metadata=b""))
+    assert told.value.detail.code == transaction_pb2.MESSAGE_TOO_LARGE
+    assert not producer.begun
+    assert (await mine.commit(request("a", metadata=b"m"))).outcome.number == 1
+    await mine.close(within_s=10)
+
+
 async def refused(caller: "asyncio.Task[pb.CommitBatchResponse]") -> transaction_pb2.Error:
     with pytest.raises(CoordinatorError) as told:
         await caller
@@ -209,7 +227,9 @@ async def test_a_desk_is_closed_while_idle_and_only_then(monkeypatch: pytest.Mon
             producer.gate.clear()
         return producer
 
-    limits = BatchLimits(window_ms=WINDOW_MS, requests_remembered=100, ids=3, waiting_bytes=1_000, idle_ms=1)
+    limits = BatchLimits(
+        window_ms=WINDOW_MS, requests_remembered=100, ids=3, waiting_bytes=1_000, metadata_bytes=500, idle_ms=1
+    )
     mine = Batches(new_producer, nothing, limits, Clock())
     async with asyncio.timeout(10):
         for name in "abc":
