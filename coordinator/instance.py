@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from coordinator.api.front import Front
-from coordinator.api.server import Api, Service
+from coordinator.api.server import LAST_ANSWERS_S, Api, Service
 from coordinator.api.topics import KafkaTopics
 from coordinator.cluster import ClusterError, Finding, OwnTopics, Severity, check_cluster, ensure_topics, refuse
 from coordinator.config import CoordinatorSettings
@@ -199,18 +199,23 @@ class Instance:
     async def stop(self) -> None:
         """Hands everything over: no client sees an error that it cannot retry."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self.settings.drain_ms / 1_000
+        # The last answers have their moment in any case.
+        until = loop.time() + self.settings.drain_ms / 1_000 - LAST_ANSWERS_S
+
+        def left_s() -> float:
+            return max(until - loop.time(), 0)
+
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._gateway is not None:
             # First: its transactions are ended by the shards.
-            await self._gateway.close((until - loop.time()) * GATEWAY_STOP_SHARE)
-        await self._leadership.close()
+            await self._gateway.close(left_s() * GATEWAY_STOP_SHARE)
+        await self._leadership.close(left_s())
         self._servicer.announce(leaving=True)
-        await self._group.leave(max(until - loop.time(), 0))
+        await self._group.leave(left_s())
         await self._peers.close()
-        await self._api.stop(max(until - loop.time(), 0))
+        await self._api.stop(left_s())
         await self._markers.close()
         await self._producer_ids.close()
         await self._kafka_store.close()
