@@ -137,7 +137,7 @@ class CoordinatorSettings(ServiceSettings):
     accept_lost_log: bool = False
     # Lets grpcurl and its like list the services; off, for it tells strangers what there is.
     reflection: bool = False
-    # How long a stop lets calls come to their end.
+    # How long a stop lets calls, and what the gateway has under way, come to their end.
     drain_ms: Milliseconds = 10_000
     # Read anew on SIGHUP.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -8,13 +8,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from oncebox.wire import KafkaSettings, librdkafka_config
+from oncebox.wire import ErrorCode, KafkaSettings, Wire, WireError, librdkafka_config
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, TopicPartition
-    from confluent_kafka.admin import AdminClient
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ LEAVE_TIMEOUT_S = 10.0
 # than giving partitions back may take.
 REBALANCE_TIMEOUT_MS = 10_000
 REVOKE_TIMEOUT_S = 5.0
-MEMBERS_TIMEOUT_S = 5.0
+MEMBERS_TIMEOUT_MS = 5_000
+MEMBERS_LANE = "members"
 CLIENT_ID_PREFIX = "oncebox-coordinator"
 
 
@@ -43,12 +44,17 @@ def parse_client_id(value: str) -> tuple[str, str] | None:
     return (instance, address) if prefix == CLIENT_ID_PREFIX and instance and address else None
 
 
+class MembersUnknownError(Exception):
+    """Nobody said just now who the members are."""
+
+
 class Group:
     """Membership in the group. Calls back on the event loop."""
 
     def __init__(
         self,
         settings: KafkaSettings,
+        wire: Wire,
         *,
         group_id: str,
         topic: str,
@@ -69,31 +75,61 @@ class Group:
             "auto.offset.reset": "latest",
             "topic.metadata.refresh.interval.ms": 60_000,
         }
-        self._settings = settings
+        self._wire = wire
         self._group_id = group_id
         self._topic = topic
         self._assigned = assigned
         self._revoked = revoked
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._stay, name="group", daemon=True)
-        self._admin: AdminClient | None = None
         self._loop: asyncio.AbstractEventLoop
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    async def leave(self) -> None:
+    async def leave(self, within_s: float) -> None:
         """Leaves the group, so that the others take over at once."""
         self._closing.set()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, LEAVE_TIMEOUT_S)
+            await asyncio.to_thread(self._thread.join, min(within_s, LEAVE_TIMEOUT_S))
             if self._thread.is_alive():
                 logger.warning("group %s does not let us go; its session ends by itself", self._group_id)
 
     async def members(self) -> dict[str, str]:
-        """Instance → address of all members, this one included."""
-        return await asyncio.to_thread(self._describe)
+        """Instance → address of all members, this one included.
+
+        The group's coordinator alone is asked for them: whatever else is silent, it keeps nobody from being found.
+        """
+        try:
+            client_ids = await self._client_ids()
+        except (WireError, MembersUnknownError) as error:
+            with suppress(WireError):
+                # Who coordinates the group may be another by now.
+                await self._wire.metadata((), timeout_ms=MEMBERS_TIMEOUT_MS)
+            raise MembersUnknownError(str(error)) from error
+        return dict(pair for pair in map(parse_client_id, client_ids) if pair is not None)
+
+    async def _client_ids(self) -> tuple[str, ...]:
+        found_id: int | None = None
+        try:
+            found = await self._wire.find_group_coordinator(
+                self._group_id, timeout_ms=MEMBERS_TIMEOUT_MS, lane=MEMBERS_LANE
+            )
+            found_id = found.node_id
+            if found_id is None:
+                raise MembersUnknownError(f"who coordinates it is answered with {found.error.name}")
+            group = await self._wire.describe_group(
+                found_id, self._group_id, timeout_ms=MEMBERS_TIMEOUT_MS, lane=MEMBERS_LANE
+            )
+        except WireError:
+            self._wire.doubt(found_id)
+            raise
+        if group.error:
+            # Whoever named it may be cut off from the others.
+            self._wire.doubt(None if group.error is ErrorCode.NOT_COORDINATOR else found_id)
+            raise MembersUnknownError(f"broker {found_id} answers {group.error.name}")
+        return group.client_ids
 
     def _stay(self) -> None:
         while not self._closing.is_set():
@@ -138,17 +174,6 @@ class Group:
 
     async def _resign(self, partitions: set[int]) -> None:
         await self._revoked(partitions)
-
-    def _describe(self) -> dict[str, str]:
-        if self._admin is None:
-            from confluent_kafka.admin import AdminClient
-
-            self._admin = AdminClient({**librdkafka_config(self._settings)})
-        # Not describe_consumer_groups: when a broker goes away under it, librdkafka may end the whole process
-        # (rd_kafka_enq_once_del_source_return: assertion refcnt > 0).
-        groups = self._admin.list_groups(self._group_id, timeout=MEMBERS_TIMEOUT_S)
-        found = (parse_client_id(str(member.client_id)) for group in groups for member in group.members)
-        return dict(pair for pair in found if pair is not None)
 
 
 def _numbers(partitions: "Iterable[TopicPartition]") -> set[int]:

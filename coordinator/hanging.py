@@ -35,6 +35,7 @@ from oncebox.v1 import manifest_pb2, peer_pb2
 from oncebox.wire import (
     OFFSETS_TOPIC,
     ClusterMetadata,
+    NativeTransactions,
     OutcomeUnknownError,
     TopicPartition,
     TxnMarker,
@@ -50,6 +51,8 @@ PARTITIONS_PER_REQUEST = 500
 # Asked of an instance at a time: what it knows of so many fits into an answer, however long the names of its ids are.
 PRODUCER_IDS_PER_REQUEST = 5_000
 ASK_TIMEOUT_S = 10.0
+# Asked of a broker: it looks at what it has in memory.
+ASK_TIMEOUT_MS = 5_000
 # Where it has to look through all its ids.
 ASK_LONG_TIMEOUT_S = 120.0
 LANE = "hanging"
@@ -111,11 +114,11 @@ class Hanging:
             leader = cluster.topics[topic].partitions[partition].leader_id
             if leader is None:
                 return _refuse_unavailable(f"{topic}:{partition} has no leader")
-            seen, unexamined = await self._seen(cluster)
+            # Nobody else: brokers that have nothing to say of it may be silent.
+            seen, unexamined = await self._seen_by(leader, [where])
             for each in unexamined:
-                if each.partition == where:
-                    denied = each.why == wire.ErrorCode.TOPIC_AUTHORIZATION_FAILED.name
-                    return _refuse_denied(topic, "Read") if denied else _refuse_unavailable(f"{topic}: {each.why}")
+                denied = each.why == wire.ErrorCode.TOPIC_AUTHORIZATION_FAILED.name
+                return _refuse_denied(topic, "Read") if denied else _refuse_unavailable(f"{topic}: {each.why}")
             known = await self._known(seen)
             stable = await self._wire.list_offsets(leader, {where: wire.LATEST}, read_committed=True, lane=LANE)
             high = await self._wire.list_offsets(leader, {where: wire.LATEST}, lane=LANE)
@@ -126,7 +129,7 @@ class Hanging:
         return PartitionDescription(
             offset_stable=stable[where].offset,
             offset_high_watermark=high[where].offset,
-            open=tuple(self._classified(entry, known) for entry in seen if entry.partition == where),
+            open=tuple(self._classified(entry, known) for entry in _in_order(seen)),
         )
 
     async def find(self, topics: frozenset[str], *, end: bool) -> Found | Refused:
@@ -211,21 +214,28 @@ class Hanging:
                     by_leader[partition.leader_id].append(TopicPartition(name, index))
                 else:
                     unexamined.append(Unexamined(TopicPartition(name, index), "it has no leader"))
-        seen = []
+        seen: list[Seen] = []
         for leader, partitions in by_leader.items():
             for start in range(0, len(partitions), PARTITIONS_PER_REQUEST):
-                chunk = partitions[start : start + PARTITIONS_PER_REQUEST]
-                answer = await self._wire.describe_producers(leader, chunk, lane=LANE)
-                for where, described in answer.items():
-                    if described.error:
-                        logger.warning("%s:%d is not examined: %s", *where, described.error.name)
-                        unexamined.append(Unexamined(where, described.error.name))
-                    seen += [
-                        Seen(where, producer, producer.txn_start_offset)
-                        for producer in described.producers
-                        if producer.txn_start_offset is not None
-                    ]
-        return sorted(seen, key=lambda entry: (entry.partition, entry.offset_first)), tuple(sorted(unexamined))
+                found, not_examined = await self._seen_by(leader, partitions[start : start + PARTITIONS_PER_REQUEST])
+                seen += found
+                unexamined += not_examined
+        return _in_order(seen), tuple(sorted(unexamined))
+
+    async def _seen_by(self, leader: int, partitions: Sequence[TopicPartition]) -> tuple[list[Seen], list[Unexamined]]:
+        seen: list[Seen] = []
+        unexamined: list[Unexamined] = []
+        answer = await self._wire.describe_producers(leader, partitions, lane=LANE)
+        for where, described in answer.items():
+            if described.error:
+                logger.warning("%s:%d is not examined: %s", *where, described.error.name)
+                unexamined.append(Unexamined(where, described.error.name))
+            seen += [
+                Seen(where, producer, producer.txn_start_offset)
+                for producer in described.producers
+                if producer.txn_start_offset is not None
+            ]
+        return seen, unexamined
 
     async def _known(self, seen: Iterable[Seen]) -> Known:
         producer_ids = sorted({entry.producer.producer_id for entry in seen})
@@ -272,13 +282,29 @@ class Hanging:
                 missing.append(f"{NATIVE_LOG}:{index}")
         native = {}
         sees_all = True
-        for broker in cluster.brokers:
-            sees_all = sees_all and await self._wire.may_describe_transactions(broker, lane=LANE)
-            listed = await self._wire.list_transactions(broker, producer_ids=producer_ids, lane=LANE)
+        answers = await asyncio.gather(*(self._native_of(broker, producer_ids) for broker in cluster.brokers))
+        for broker, answer in zip(cluster.brokers, answers, strict=True):
+            if answer is None:
+                missing.append(f"broker {broker}")
+                continue
+            listed, tells_all = answer
+            sees_all = sees_all and tells_all
             if listed.error:
                 missing.append(f"broker {broker} ({listed.error.name})")
             native.update({entry.producer_id: entry.transactional_id for entry in listed.transactions})
         return native, sees_all
+
+    async def _native_of(self, broker: int, producer_ids: Sequence[int]) -> tuple[NativeTransactions, bool] | None:
+        """And whether that is all of them. None: it does not answer."""
+        try:
+            tells_all = await self._wire.may_describe_transactions(broker, timeout_ms=ASK_TIMEOUT_MS, lane=LANE)
+            listed = await self._wire.list_transactions(
+                broker, producer_ids=producer_ids, timeout_ms=ASK_TIMEOUT_MS, lane=LANE
+            )
+        except OutcomeUnknownError as error:
+            logger.warning("broker %d does not say what Kafka's own coordinator has open there: %s", broker, error)
+            return None
+        return listed, tells_all
 
     async def _with_ends(self, hanging: Sequence[Open], cluster: ClusterMetadata, known: Known) -> tuple[Open, ...]:
         if not hanging:
@@ -368,6 +394,10 @@ def _tell_of_stranger(entry: Open) -> None:
         entry.epoch,
         entry.topic,
     )
+
+
+def _in_order(seen: Iterable[Seen]) -> list[Seen]:
+    return sorted(seen, key=lambda entry: (entry.partition, entry.offset_first))
 
 
 def _key(entry: Open) -> Key:

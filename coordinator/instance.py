@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from coordinator.api.front import Front
-from coordinator.api.server import Api, Service
+from coordinator.api.server import LAST_ANSWERS_S, Api, Service
 from coordinator.api.topics import KafkaTopics
 from coordinator.cluster import ClusterError, Finding, OwnTopics, Severity, check_cluster, ensure_topics, refuse
 from coordinator.config import CoordinatorSettings
@@ -20,7 +20,7 @@ from coordinator.core.grants import Limits
 from coordinator.feed import Lookups
 from coordinator.gateway import service as gateway_service
 from coordinator.gateway.service import Gateway
-from coordinator.group import Group
+from coordinator.group import Group, MembersUnknownError
 from coordinator.hanging import Hanging, ask_peer
 from coordinator.leadership import Leadership
 from coordinator.log.kafka import KafkaStore
@@ -52,6 +52,8 @@ MEMBERS_EVERY_S = 5.0
 MEMBERS_RETRY_S = 1.0
 HANGING_EVERY_S = 600.0
 FEED_READER_THREADS = 2
+# Of the time that a stop has: log partitions are handed over after it, however long the gateway's transactions take.
+GATEWAY_STOP_SHARE = 0.5
 
 
 def _own_topics(settings: CoordinatorSettings) -> OwnTopics:
@@ -183,6 +185,7 @@ class Instance:
         )
         self._group = Group(
             self._kafka,
+            self._wire,
             group_id=self._own.group,
             topic=settings.log_topic,
             instance=self.instance,
@@ -195,17 +198,24 @@ class Instance:
 
     async def stop(self) -> None:
         """Hands everything over: no client sees an error that it cannot retry."""
+        loop = asyncio.get_running_loop()
+        # The last answers have their moment in any case.
+        until = loop.time() + self.settings.drain_ms / 1_000 - LAST_ANSWERS_S
+
+        def left_s() -> float:
+            return max(until - loop.time(), 0)
+
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._gateway is not None:
             # First: its transactions are ended by the shards.
-            await self._gateway.close()
-        await self._leadership.close()
+            await self._gateway.close(left_s() * GATEWAY_STOP_SHARE)
+        await self._leadership.close(left_s())
         self._servicer.announce(leaving=True)
-        await self._group.leave()
+        await self._group.leave(left_s())
         await self._peers.close()
-        await self._api.stop()
+        await self._api.stop(left_s())
         await self._markers.close()
         await self._producer_ids.close()
         await self._kafka_store.close()
@@ -317,7 +327,8 @@ class Instance:
             pause_s = MEMBERS_RETRY_S
             try:
                 members = await self._group.members()
-            except Exception as error:  # noqa: BLE001 - librdkafka's; the known peers are followed meanwhile
+            except MembersUnknownError as error:
+                # The known peers are followed meanwhile.
                 logger.info("the group does not say who its members are: %s", error)
             else:
                 # While partitions are being given out it may not name all of them, ourselves included.

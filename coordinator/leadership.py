@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from hashlib import blake2b
+from math import inf
 
 from coordinator.log.codec import CorruptLogError
 from coordinator.log.lead import LogLostError, LostError
@@ -52,7 +53,7 @@ class Leadership:
         for partition in partitions:
             self._start(partition)
 
-    async def revoke(self, partitions: set[int]) -> None:
+    async def revoke(self, partitions: set[int], within_s: float = inf) -> None:
         """Returns once they are resigned, or given up where that takes too long: the log fences what is left."""
         self._assigned -= partitions
         self._adopted -= partitions
@@ -68,7 +69,7 @@ class Leadership:
                 # It is being loaded, or waits for another try: nobody is served yet, so nothing has to be finished.
                 self._give_up(partition, task)
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=RESIGN_TIMEOUT_S)
+            _, late = await asyncio.wait(tasks, timeout=min(within_s, RESIGN_TIMEOUT_S))
             for partition in partitions:
                 if self._tasks.get(partition) in late:
                     self._give_up(partition, self._tasks[partition])
@@ -86,9 +87,9 @@ class Leadership:
                 self._adopted.add(partition)
                 self._start(partition)
 
-    async def close(self) -> None:
+    async def close(self, within_s: float = inf) -> None:
         self._closed = True
-        await self.revoke(self._assigned | self._adopted)
+        await self.revoke(self._assigned | self._adopted, within_s)
 
     def _start(self, partition: int) -> None:
         task = self._tasks.get(partition)

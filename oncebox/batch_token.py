@@ -24,4 +24,4 @@ def metadata_of(metadata: bytes) -> bytes:
 def resume_token_of(metadata: bytes) -> bytes:
     """As a user gave it, with this commit or with the newest before it that carried any."""
     token = decode(metadata)
-    return metadata if token is None else token.resume_token
+    return metadata if token is None else token.resume_token or token.metadata

@@ -62,16 +62,19 @@ class Front:
         self, method: Method, request: Any, response: Any, address: str, timeout_ms: int
     ) -> Refused | None:
         """Fills the response; None: done."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_ms / 1_000
         try:
             command = method.to_command(request, self._rules, address)
         except RequestRefusedError as error:
             return error.refused
         except UnknownTopicsError as error:
-            converted = await self._convert_again(method, request, address, error.topics)
+            converted = await self._convert_in_time(method, request, address, error.topics, until)
             if isinstance(converted, Refused):
                 return converted
             command = converted
-        until = asyncio.get_running_loop().time() + timeout_ms / 1_000
+            # The shard's share is what the look at the topics has left of it.
+            timeout_ms = max(int((until - loop.time()) * 1_000), 1)
         answer = await self.calls.call(command, timeout_ms)
         if isinstance(command, GetOutcome):
             answer = await self._ask_feed(command, answer, until)
@@ -79,6 +82,19 @@ class Front:
             return answer
         method.fill(response, command, answer)
         return None
+
+    async def _convert_in_time(
+        self, method: Method, request: Any, address: str, topics: frozenset[str], until: float
+    ) -> Command | Refused:
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._convert_again(method, request, address, topics)
+        except TimeoutError:
+            return Refused(
+                code=ErrorCode.REQUEST_TIMED_OUT,
+                message="no broker said in time which topics there are; nothing was done, send the call again",
+                retriable=True,
+            )
 
     async def _convert_again(
         self, method: Method, request: Any, address: str, topics: frozenset[str]

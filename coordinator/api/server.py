@@ -156,13 +156,12 @@ class Api:
         for name in ("", COORDINATOR):
             await self._health.set(name, _SERVING if is_ready else _NOT_SERVING)
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float) -> None:
         """Takes no new calls, ends the endless ones, and lets the others come to their end."""
         self._is_ready = False
         await self._health.enter_graceful_shutdown()
         self._streams.drain()
-        grace_s = self._settings.drain_ms / 1_000
-        stopping = asyncio.create_task(self._server.stop(grace_s))
+        stopping = asyncio.create_task(self._server.stop(max(within_s, LAST_ANSWERS_S)))
         idle = asyncio.create_task(self._guard.wait_idle())
         await asyncio.wait((stopping, idle), return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()

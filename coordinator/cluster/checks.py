@@ -25,6 +25,7 @@ NEEDED: Final[Mapping[str, tuple[int, tuple[int, ...]]]] = {
     "ListOffsets": (2, (3,)),
     "Metadata": (3, (11,)),
     "FindCoordinator": (10, (1,)),
+    "DescribeGroups": (15, (0,)),
     "InitProducerId": (22, (0,)),
     "WriteTxnMarkers": (MARKERS, (1, 2)),
     "TxnOffsetCommit": (28, (3,)),

@@ -7,9 +7,10 @@ feed: from there on nobody else can commit, so what is known here is all there i
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from coordinator.gateway import convert, tokens
 from coordinator.gateway.tokens import Remembered
@@ -31,6 +32,8 @@ from oncebox.v1 import manifest_pb2, transaction_pb2
 # Two clocks are compared when the feed is read back: that of the brokers, and our own.
 CLOCKS_APART_MS = 60_000
 IDLE_LOOK_S = 10.0
+# Of the time that a stop has, what is under way gets so much to come to its end. The rest is for aborting the others.
+FINISH_SHARE = 0.5
 
 # The commits of an id that the feed got since a time, in order.
 ReadFeed = Callable[[str, int], AsyncIterator[manifest_pb2.Manifest]]
@@ -42,6 +45,7 @@ class BatchLimits:
     requests_remembered: int
     ids: int
     waiting_bytes: int
+    metadata_bytes: int
     idle_ms: int
 
 
@@ -60,6 +64,8 @@ class _Desk:
         self.transactional_id = transactional_id
         self.used_at = 0.0
         self.running: dict[str, tuple[bytes, asyncio.Task[bytes]]] = {}
+        # Of these, the request that is being committed: the others wait for it.
+        self._at_work: str | None = None
         self._new_producer = new_producer
         self._batches = batches
         self._turn = asyncio.Lock()
@@ -69,22 +75,32 @@ class _Desk:
 
     async def commit(self, request: pb.CommitBatchRequest, records: list[Outgoing], fingerprint: bytes) -> bytes:
         async with self._turn:
-            producer = await self._ready()
-            known = self.recall(request.request_id, fingerprint)
-            if known is not None:
-                return known
+            self._at_work = request.request_id
             try:
-                transaction = await producer.begin()
-            except OnceboxError as error:
-                await self.close()
+                return await self._carry_out(request, records, fingerprint)
+            finally:
+                self._at_work = None
+
+    async def _carry_out(self, request: pb.CommitBatchRequest, records: list[Outgoing], fingerprint: bytes) -> bytes:
+        producer = await self._ready()
+        known = self.recall(request.request_id, fingerprint)
+        if known is not None:
+            return known
+        refused = tokens.too_large(request, producer.resume_token, self._batches.limits.metadata_bytes)
+        if refused is not None:
+            raise error_from(refused)
+        try:
+            transaction = await producer.begin()
+        except OnceboxError as error:
+            await self.close()
+            raise _again(error) from error
+        try:
+            return await self._commit(producer, transaction, request, records, fingerprint)
+        except BaseException as error:
+            await self._clean_up(transaction)
+            if isinstance(error, FatalError | AbortableError) and self._producer is None:
                 raise _again(error) from error
-            try:
-                return await self._commit(producer, transaction, request, records, fingerprint)
-            except BaseException as error:
-                await self._clean_up(transaction)
-                if isinstance(error, FatalError | AbortableError) and self._producer is None:
-                    raise _again(error) from error
-                raise
+            raise
 
     async def _commit(
         self,
@@ -164,6 +180,18 @@ class _Desk:
                 if found is not None:
                     self._remember(*found)
 
+    async def end(self, finish_by: float, until: float) -> None:
+        """Nothing begins any more, and what has begun is given up when its time has passed."""
+        tasks = {request_id: task for request_id, (_, task) in self.running.items()}
+        for request_id, task in tasks.items():
+            if request_id != self._at_work:
+                task.cancel()
+        await _end_by(finish_by, tasks.values())
+        await _end_by(until, tasks.values())
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self.close()
+
     async def close(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
@@ -184,13 +212,16 @@ class Batches:
         self._new_producer = new_producer
         self._desks: OrderedDict[str, _Desk] = OrderedDict()
         self._waiting_bytes = 0
-        self._closing: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._looking: asyncio.Task[None] | None = None
         self._freeing: set[asyncio.Task[None]] = set()
 
     async def commit(self, request: pb.CommitBatchRequest) -> pb.CommitBatchResponse:
         """Goes on to its end when its caller has gone: the same request again finds what became of it."""
         records = convert.outgoing(request.records)
         fingerprint = tokens.fingerprint_of(records, request.metadata)
+        if self._is_closing:
+            raise _going_down()
         desk = self._desk(request.transactional_id)
         known = desk.recall(request.request_id, fingerprint)
         if known is not None:
@@ -200,7 +231,10 @@ class Batches:
             raise OtherRecordsError(f"request_id {request.request_id!r} is under way with other records")
         repeated = running is not None
         task = running[1] if running is not None else self._begin(desk, request, records, fingerprint)
-        response = pb.CommitBatchResponse.FromString(await asyncio.shield(task))
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise _going_down()
+        response = pb.CommitBatchResponse.FromString(task.result())
         response.repeated = response.repeated or repeated
         return response
 
@@ -212,19 +246,22 @@ class Batches:
             desk = self._desks[transactional_id] = _Desk(transactional_id, self._new_producer, self)
         self._desks.move_to_end(transactional_id)
         desk.used_at = asyncio.get_running_loop().time()
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close_idle())
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._close_idle())
         return desk
 
     def _free_one(self) -> None:
         for name, desk in self._desks.items():
             if not desk.running:
-                del self._desks[name]
-                task = asyncio.get_running_loop().create_task(desk.close())
-                self._freeing.add(task)
-                task.add_done_callback(self._freeing.discard)
+                self._free(name)
                 return
         raise BusyError(f"batches of {len(self._desks)} transactional ids are under way: use fewer ids, or wait")
+
+    def _free(self, name: str) -> None:
+        """Forgotten at once, and closed behind that: whoever comes for the id meanwhile gets a desk of its own."""
+        task = asyncio.get_running_loop().create_task(self._desks.pop(name).close())
+        self._freeing.add(task)
+        task.add_done_callback(self._freeing.discard)
 
     def _begin(
         self, desk: _Desk, request: pb.CommitBatchRequest, records: list[Outgoing], fingerprint: bytes
@@ -250,19 +287,28 @@ class Batches:
         while True:
             await asyncio.sleep(IDLE_LOOK_S)
             before = asyncio.get_running_loop().time() - self.limits.idle_ms / 1000
-            for name, desk in list(self._desks.items()):
-                if desk.used_at < before and not desk.running:
-                    del self._desks[name]
-                    await desk.close()
+            idle = [name for name, desk in self._desks.items() if desk.used_at < before and not desk.running]
+            for name in idle:
+                self._free(name)
 
-    async def close(self) -> None:
-        """Those under way come to their end first."""
-        if self._closing is not None:
-            self._closing.cancel()
-        tasks = [task for desk in self._desks.values() for _, task in desk.running.values()]
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*self._freeing, *(desk.close() for desk in self._desks.values()))
+    async def close(self, within_s: float) -> None:
+        """What is being committed comes to its end first, if it does in time; what waits for its turn is refused."""
+        self._is_closing = True
+        if self._looking is not None:
+            self._looking.cancel()
+        now = asyncio.get_running_loop().time()
+        finish_by, until = now + within_s * FINISH_SHARE, now + within_s
+        ending = (desk.end(finish_by, until) for desk in self._desks.values())
+        await asyncio.gather(_end_by(until, self._freeing), *ending)
         self._desks.clear()
+
+
+async def _end_by(when: float, tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Those that have not ended by then are cancelled."""
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=max(when - asyncio.get_running_loop().time(), 0))
+        for task in late:
+            task.cancel()
 
 
 async def _stop(producer: Producer) -> None:
@@ -280,3 +326,9 @@ def _again(error: OnceboxError) -> OnceboxError:
             )
         )
     return error
+
+
+def _going_down() -> OnceboxError:
+    return error_from(
+        convert.refusal("this gateway is going down: send it again", transaction_pb2.COORDINATOR_NOT_AVAILABLE)
+    )

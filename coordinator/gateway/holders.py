@@ -155,9 +155,13 @@ class Holders:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a producer of the gateway was not stopped in good order", exc_info=error)
 
-    async def close(self) -> None:
-        """Aborts what is open."""
+    async def close(self, within_s: float) -> None:
+        """Aborts what is open; what cannot be aborted in time is left to its timeout."""
         for holder in (*self._held.values(), *self._fenced):
             self._give_up(holder)
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+        for task in self._tasks:
+            task.cancel()

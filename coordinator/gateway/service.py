@@ -14,7 +14,7 @@ from coordinator.api.errors import EXPIRED, GOING_DOWN, STATUS, UNDECODABLE, abo
 from coordinator.api.front import Front, address_of
 from coordinator.api.rules import RequestRefusedError, check_name
 from coordinator.config import CoordinatorSettings
-from coordinator.gateway import convert
+from coordinator.gateway import convert, tokens
 from coordinator.gateway.batches import Batches, BatchLimits, BusyError
 from coordinator.gateway.holders import Holders
 from coordinator.gateway.session import NearSession
@@ -53,6 +53,7 @@ class Gateway(GatewayServicer):
     ) -> None:
         self._front = front
         self._settings = settings.gateway
+        self._metadata_bytes = settings.limits.metadata_bytes
         self._feed_topic = settings.feed_topic
         self._address = address
         self._kafka = kafka
@@ -68,14 +69,15 @@ class Gateway(GatewayServicer):
             requests_remembered=self._settings.requests_remembered,
             ids=self._settings.batch_ids,
             waiting_bytes=self._settings.batch_waiting_bytes,
+            metadata_bytes=self._metadata_bytes,
             idle_ms=self._settings.batch_idle_ms,
         )
         self._batches = Batches(self._producer_of_batches, self._read_feed, limits, now_ms)
 
-    async def close(self) -> None:
+    async def close(self, within_s: float) -> None:
         """Batches under way are finished, transactions of streams aborted; the streams end."""
         self._closing.set()
-        await asyncio.gather(self._batches.close(), self._holders.close())
+        await asyncio.gather(self._batches.close(within_s), self._holders.close(within_s))
         for task in self._leaving:
             task.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
@@ -150,6 +152,10 @@ class Gateway(GatewayServicer):
         if len(request.records) > most:
             message = f"{len(request.records)} records in a batch, {most} are possible: use Transact"
             await self._refuse(context, convert.refusal(message, transaction_pb2.MESSAGE_TOO_LARGE))
+        # The resume token of the id counts, too, where it has one: that is looked at when it is known.
+        too_large = tokens.too_large(request, b"", self._metadata_bytes)
+        if too_large is not None:
+            await self._refuse(context, too_large)
 
     async def _forward(self, request: pb.CommitBatchRequest, context: Any, address: str) -> pb.CommitBatchResponse:
         elsewhere = convert.refusal(

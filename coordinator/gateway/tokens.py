@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from coordinator.gateway import convert
 from oncebox import batch_token
 from oncebox.bulk import Outgoing
 from oncebox.v1 import gateway_pb2 as pb
@@ -35,12 +36,29 @@ def encode(
         request_id=request.request_id,
         fingerprint=fingerprint,
         metadata=request.metadata,
-        resume_token=request.metadata or resume_token,
+        # Not twice: where there is metadata, it is the resume token.
+        resume_token=b"" if request.metadata else resume_token,
         topics=list(topics),
         topic_indexes=[index[where.topic] for where in places],
         partitions=[where.partition for where in places],
     )
     return batch_token.encode(token)
+
+
+def too_large(request: pb.CommitBatchRequest, resume_token: bytes, bytes_max: int) -> transaction_pb2.Error | None:
+    """The refusal of a batch whose commit could not carry its token, wherever its records go."""
+    places = [TopicPartition(record.topic, max(record.partition, 0)) for record in request.records]
+    size = len(encode(request, places, bytes(FINGERPRINT_BYTES), resume_token))
+    if size <= bytes_max:
+        return None
+    kept, advice = len(request.metadata), "give less metadata, or fewer records"
+    if resume_token and not request.metadata:
+        kept, advice = len(resume_token), "give fewer records, or metadata in the place of what an earlier commit gave"
+    return convert.refusal(
+        f"{kept} bytes of metadata and what is kept of the batch itself are {size} bytes, {bytes_max} are possible: "
+        f"{advice}",
+        transaction_pb2.MESSAGE_TOO_LARGE,
+    )
 
 
 def fingerprint_of(records: Iterable[Outgoing], metadata: bytes) -> bytes:

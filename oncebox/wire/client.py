@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ClusterMetadata,
         CommittedOffset,
         Coordinator,
+        DescribedGroup,
         ListedOffset,
         NativeTransactions,
         PartitionMetadata,
@@ -279,6 +280,13 @@ class Wire:
     ) -> Coordinator:
         call = requests.find_group_coordinator_call(group_id)
         return requests.read_find_coordinator(await self._connections.send(self._any(None), lane, call, timeout_ms))
+
+    async def describe_group(
+        self, node_id: int, group_id: str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS, lane: str = "admin"
+    ) -> DescribedGroup:
+        """Only the group's coordinator knows."""
+        call = requests.describe_group_call(group_id)
+        return requests.read_describe_group(await self._connections.send(node_id, lane, call, timeout_ms))
 
     def _any(self, node_id: int | None) -> int:
         if node_id is not None:

@@ -17,6 +17,7 @@ from oncebox.wire.types import (
     ClusterMetadata,
     CommittedOffset,
     Coordinator,
+    DescribedGroup,
     GroupMember,
     ListedOffset,
     NativeTransaction,
@@ -253,3 +254,12 @@ def read_find_coordinator(response: Any) -> Coordinator:
         error_message=response.error_message,
         node_id=_node(response.coordinator_id),
     )
+
+
+def describe_group_call(group_id: str) -> Call:
+    return Call((schemas.DESCRIBE_GROUPS_V0,), [group_id])
+
+
+def read_describe_group(response: Any) -> DescribedGroup:
+    ((error, _group, _state, _type, _protocol, members),) = response.groups
+    return DescribedGroup(error=ErrorCode(error), client_ids=tuple(client_id for _, client_id, *_ in members))

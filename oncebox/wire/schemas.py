@@ -10,6 +10,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from aiokafka.protocol.admin import DescribeGroupsRequest_v0
 from aiokafka.protocol.api import RequestStruct, Response
 from aiokafka.protocol.coordination import FindCoordinatorRequest_v1
 from aiokafka.protocol.offset import OffsetRequest_v3
@@ -81,6 +82,7 @@ _string = CompactString()
 _tags = ("tags", TaggedFields)
 
 
+DESCRIBE_GROUPS_V0 = _of_struct(DescribeGroupsRequest_v0)
 FIND_COORDINATOR_V1 = _of_struct(FindCoordinatorRequest_v1)
 INIT_PRODUCER_ID_V0 = _of_struct(InitProducerIdRequest_v0)
 LIST_OFFSETS_V3 = _of_struct(OffsetRequest_v3)

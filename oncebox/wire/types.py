@@ -154,3 +154,11 @@ class Coordinator:
     error: ErrorCode
     error_message: str | None
     node_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedGroup:
+    """One client id per member; none of a group that the asked broker knows nothing of."""
+
+    error: ErrorCode
+    client_ids: tuple[str, ...]

@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from coordinator.group import Group, MembersUnknownError
 from oncebox.errors import FatalError, OnceboxError, RetriableError
 from oncebox.local.ports import free_ports
 from oncebox.producer import Producer, Transaction
 from oncebox.v1 import transaction_pb2
+from oncebox.wire import KafkaSettings, Wire
 from proof.bench.instances import leaders
 from proof.faults.process import ChildProcess
 from tests.support.console_consumer import java_console_consumer
@@ -199,3 +201,43 @@ async def test_brokers_killed_one_after_the_other(kafka_cluster, tmp_path):
         ledger = await run_through(coordinators, topic, kill_brokers)
     seen = await asyncio.to_thread(java_console_consumer, kafka_cluster.bootstrap_servers, topic)
     assert sorted(seen) == sorted([*ledger.committed, *ledger.committed])
+
+
+async def members_of(group: Group) -> dict[str, str]:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                if found := await group.members():
+                    return found
+            except MembersUnknownError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.timeout(300)
+async def test_the_members_are_found_while_a_broker_stands_still(kafka_cluster):
+    async def revoked(_partitions: set[int]) -> None:
+        pass
+
+    settings = KafkaSettings(bootstrap_servers=kafka_cluster.bootstrap_servers)
+    group_id = f"group-{uuid.uuid4().hex}"
+    async with Wire(settings) as wire:
+        group = Group(
+            settings,
+            wire,
+            group_id=group_id,
+            topic=create_topic(kafka_cluster.bootstrap_servers, partitions=1),
+            instance="one",
+            address="one:1",
+            assigned=lambda _partitions: None,
+            revoked=revoked,
+        )
+        group.start()
+        try:
+            assert await members_of(group) == {"one": "one:1"}
+            coordinator_id = (await wire.find_group_coordinator(group_id)).node_id
+            still = next(broker for broker in kafka_cluster.brokers if broker.node_id != coordinator_id)
+            still.pause()
+            assert await members_of(group) == {"one": "one:1"}
+        finally:
+            await group.leave(within_s=10)

@@ -12,6 +12,7 @@ from coordinator.core.apply import PartitionState, apply
 from coordinator.core.commands import Refused
 from coordinator.hanging import NATIVE_LOG, Hanging, ask_peer
 from coordinator.log import codec
+from coordinator.open_transactions import Kind
 from coordinator.shard import ShardState
 from oncebox.session import open_plain_channel
 from oncebox.v1 import manifest_pb2, peer_pb2
@@ -19,6 +20,7 @@ from oncebox.wire import (
     ActiveProducer,
     ClusterMetadata,
     ErrorCode,
+    ListedOffset,
     NativeTransactions,
     OutcomeUnknownError,
     PartitionMetadata,
@@ -43,22 +45,32 @@ class Brokers:
         self.open = {TopicPartition(TOPIC, index): 100 + index for index in range(partitions)}
         # Markers for these are not answered.
         self.mute: set[TopicPartition] = set()
+        # Partitions led by another broker than BROKER.
+        self.led_by: dict[int, int] = {}
+        # Nothing at all is answered by these.
+        self.silent: set[int] = set()
+
+    def _ask(self, broker: int) -> None:
+        if broker in self.silent:
+            raise OutcomeUnknownError(f"broker {broker} does not answer")
 
     async def metadata(self, topics: Collection[str] | None) -> ClusterMetadata:
         def described(name: str, count: int) -> TopicMetadata:
-            partition = PartitionMetadata(
-                error=ErrorCode.NONE,
-                leader_id=BROKER,
-                leader_epoch=0,
-                replica_ids=(),
-                in_sync_ids=(),
-                offline_ids=(),
-            )
-            partitions = dict.fromkeys(range(count), partition)
+            partitions = {
+                index: PartitionMetadata(
+                    error=ErrorCode.NONE,
+                    leader_id=self.led_by.get(index, BROKER),
+                    leader_epoch=0,
+                    replica_ids=(),
+                    in_sync_ids=(),
+                    offline_ids=(),
+                )
+                for index in range(count)
+            }
             return TopicMetadata(error=ErrorCode.NONE, topic_id=UUID(int=1), is_internal=False, partitions=partitions)
 
         names = {TOPIC: len(self.open)} if topics is None else dict.fromkeys(topics, len(self.open))
-        brokers: Any = {BROKER: None}
+        brokers: Any = dict.fromkeys((BROKER, *self.led_by.values(), *self.silent))
         return ClusterMetadata(
             cluster_id=None,
             controller_id=None,
@@ -70,8 +82,10 @@ class Brokers:
         return BROKER
 
     async def describe_producers(
-        self, _broker: int, partitions: Iterable[TopicPartition], **_: Any
+        self, broker: int, partitions: Iterable[TopicPartition], **_: Any
     ) -> Mapping[TopicPartition, PartitionProducers]:
+        self._ask(broker)
+
         def described(producer_id: int) -> ActiveProducer:
             return ActiveProducer(
                 producer_id=producer_id,
@@ -91,10 +105,16 @@ class Brokers:
             for where in partitions
         }
 
-    async def may_describe_transactions(self, _broker: int, **_: Any) -> bool:
+    async def list_offsets(self, broker: int, timestamps: Iterable[TopicPartition], **_: Any) -> Any:
+        self._ask(broker)
+        return {where: ListedOffset(error=ErrorCode.NONE, offset=5, timestamp_ms=0) for where in timestamps}
+
+    async def may_describe_transactions(self, broker: int, **_: Any) -> bool:
+        self._ask(broker)
         return True
 
-    async def list_transactions(self, _broker: int, **_: Any) -> NativeTransactions:
+    async def list_transactions(self, broker: int, **_: Any) -> NativeTransactions:
+        self._ask(broker)
         return NativeTransactions(error=ErrorCode.NONE, transactions=())
 
     async def write_txn_markers(self, _broker: int, markers: Sequence[TxnMarker], **_: Any) -> Any:
@@ -168,6 +188,32 @@ async def test_the_feed_is_not_searched_again_for_what_is_known_not_to_be_ours()
     found = await scene.hanging.find(frozenset({TOPIC}), end=True)
     assert not isinstance(found, Refused), found
     assert [(entry.producer_id, entry.ended) for entry in found.hanging] == [(100, True)]
+
+
+async def test_who_blocks_a_partition_is_told_while_a_broker_that_does_not_lead_it_is_silent() -> None:
+    scene = Scene(partitions=2)
+    scene.brokers.led_by = {1: 2}
+    scene.brokers.silent = {2}
+    described = await scene.hanging.describe(TOPIC, 0)
+    assert not isinstance(described, Refused), described
+    # The silent one may know it to be Kafka's own: ask again.
+    assert [(entry.producer_id, entry.kind) for entry in described.open] == [(100, Kind.UNKNOWN)]
+    assert isinstance(await scene.hanging.describe(TOPIC, 1), Refused)
+    scene.brokers.silent = set()
+    for partition in (0, 1):
+        described = await scene.hanging.describe(TOPIC, partition)
+        assert not isinstance(described, Refused), described
+        assert [(entry.producer_id, entry.kind) for entry in described.open] == [(100 + partition, Kind.HANGING)]
+
+
+async def test_nothing_is_ended_while_a_broker_does_not_say_what_is_kafkas_own() -> None:
+    scene = Scene(partitions=1)
+    scene.brokers.silent = {2}
+    refused = await scene.hanging.find(frozenset({TOPIC}), end=True)
+    assert isinstance(refused, Refused)
+    assert refused.retriable
+    assert "no answer from broker 2" in refused.message
+    assert scene.brokers.open
 
 
 def leading(names: Iterable[str]) -> Any:

@@ -86,6 +86,16 @@ async def test_one_that_cannot_finish_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert not leadership.shards
 
 
+async def test_an_end_waits_no_longer_for_it_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESIGN_TIMEOUT_S", 1_000)
+    leadership, _ = leading(resigns=False)
+    leadership.assign({1})
+    await until_idle()
+    async with asyncio.timeout(30):
+        await leadership.close(within_s=0.05)
+    assert not leadership.shards
+
+
 async def test_one_that_comes_back_while_it_is_given_up_is_led_again() -> None:
     leadership, made = leading(loads=False)
     leadership.assign({1})

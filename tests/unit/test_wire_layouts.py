@@ -28,6 +28,7 @@ SCHEMAS = {
     "describe_producers": schemas.DESCRIBE_PRODUCERS_V0,
     "list_transactions": schemas.LIST_TRANSACTIONS_V0,
     "describe_transactions": schemas.DESCRIBE_TRANSACTIONS_V0,
+    "describe_groups": schemas.DESCRIBE_GROUPS_V0,
     "find_coordinator": schemas.FIND_COORDINATOR_V1,
 }
 FROM_ROWS = {"produce": frequent.PRODUCE_V8} | SCHEMAS

@@ -19,6 +19,7 @@ from oncebox.wire import (
     ClusterMetadata,
     CommittedOffset,
     Coordinator,
+    DescribedGroup,
     ErrorCode,
     GroupMember,
     ListedOffset,
@@ -37,6 +38,8 @@ from oncebox.wire import (
 )
 from tests.unit.test_wire_layouts import kio_bytes, kio_module
 
+kio_groups = kio_module("describe_groups", 0, "request")
+kio_groups_answer = kio_module("describe_groups", 0, "response")
 kio_producers = kio_module("describe_producers", 0, "request")
 kio_producers_answer = kio_module("describe_producers", 0, "response")
 kio_find = kio_module("find_coordinator", 1, "request")
@@ -57,7 +60,7 @@ kio_markers_1 = kio_module("write_txn_markers", 1, "request")
 kio_markers_2 = kio_module("write_txn_markers", 2, "request")
 kio_markers_answer = kio_module("write_txn_markers", 2, "response")
 
-NEWEST = dict.fromkeys([0, 2, 3, 10, 22, 27, 28, 61, 66], (0, 99))
+NEWEST = dict.fromkeys([0, 2, 3, 10, 15, 22, 27, 28, 61, 66], (0, 99))
 i16, i32, i64 = (st.integers(-(2**bits), 2**bits - 1) for bits in (15, 31, 63))
 names = st.text(min_size=1, max_size=12)
 notes = st.none() | st.text(max_size=12)
@@ -438,6 +441,34 @@ def test_find_coordinator_answer(answer):
         port=-1,
     )
     assert requests.read_find_coordinator(decoded(schemas.FIND_COORDINATOR_V1, entity)) == answer
+
+
+@given(names)
+@patient
+def test_describe_group(group_id):
+    expected = kio_groups.DescribeGroupsRequest(groups=(group_id,))
+    assert encoded(requests.describe_group_call(group_id)) == kio_bytes(expected)
+
+
+@given(st.builds(DescribedGroup, error=errors, client_ids=st.lists(names, max_size=4).map(tuple)))
+@patient
+def test_describe_group_answer(answer):
+    members = tuple(
+        kio_groups_answer.DescribedGroupMember(
+            member_id="m", client_id=client_id, client_host="h", member_metadata=b"", member_assignment=b""
+        )
+        for client_id in answer.client_ids
+    )
+    group = kio_groups_answer.DescribedGroup(
+        error_code=answer.error,
+        group_id="g",
+        group_state="Stable",
+        protocol_type="consumer",
+        protocol_data="cooperative-sticky",
+        members=members,
+    )
+    entity = kio_groups_answer.DescribeGroupsResponse(groups=(group,))
+    assert requests.read_describe_group(decoded(schemas.DESCRIBE_GROUPS_V0, entity)) == answer
 
 
 @given(st.none() | st.lists(names, max_size=4))

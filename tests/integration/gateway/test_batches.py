@@ -2,20 +2,24 @@
 
 import asyncio
 from collections import Counter
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import grpc
 import pytest
 
+from oncebox.local import LocalKafka
 from oncebox.producer import Producer
 from oncebox.reader import read_transactions
+from oncebox.v1 import coordinator_pb2, transaction_pb2
 from oncebox.v1 import gateway_pb2 as pb
-from oncebox.v1 import transaction_pb2
+from oncebox.v1.coordinator_pb2_grpc import CoordinatorStub
 from oncebox.v1.gateway_pb2_grpc import GatewayStub
 from proof.bench.instances import wait_until_shared
 from tests.integration.gateway.conftest import detail_of, fresh
 from tests.support.coordinator import LOG_PARTITIONS, Coordinators, values, wait_for_markers
-from tests.support.kafka import TopicFactory
+from tests.support.kafka import TopicFactory, create_topic
 
 
 def batch(name: str, request_id: str, topic: str, *sent: bytes, **fields: Any) -> pb.CommitBatchRequest:
@@ -95,6 +99,22 @@ async def test_offsets_and_metadata_are_told_to_others(one: Coordinators, new_to
                 raise
             answer = await commit(address, request)
         assert answer.repeated is repeated
+
+
+async def test_metadata_may_be_as_long_as_documented(one: Coordinators, new_topic: TopicFactory):
+    topic, name, address = new_topic(partitions=2), fresh("long"), one.addresses[0]
+    metadata = bytes(range(256)) * 240  # 60 KB
+    values = [b"%d" % number for number in range(1_000)]
+    await commit(address, batch(name, "r1", topic, *values, metadata=metadata))
+    before = await commit(address, batch(name, "r2", topic, b"kept"))
+    too_much = await refused(address, batch(name, "r3", topic, b"never", metadata=bytes(65_500)))
+    assert (too_much.code, too_much.retriable) == (transaction_pb2.MESSAGE_TOO_LARGE, False)
+    after = await commit(address, batch(name, "r3", topic, b"shorter"))
+    # No transaction was even begun for it.
+    assert after.outcome.number == before.outcome.number + 1
+    assert sorted(await seen(one, topic)) == sorted([*values, b"kept", b"shorter"])
+    async with Producer(one.bootstrap_servers, one.addresses, transactional_id=name) as mine:
+        assert mine.resume_token == metadata
 
 
 async def test_what_is_out_of_place_is_refused(one: Coordinators, new_topic: TopicFactory):
@@ -196,3 +216,29 @@ async def test_each_request_once_while_instances_are_killed(coordinators: Coordi
     assert sorted(await seen(coordinators, topic)) == expected
     places = [place for _, records in answered.values() for place in records]
     assert len(set(places)) == len(places) == len(expected)
+
+
+@pytest.mark.timeout(300)
+async def test_a_stop_is_bounded_while_no_broker_answers(kafka_cluster: LocalKafka, tmp_path: Path):
+    topic, name = create_topic(kafka_cluster.bootstrap_servers, partitions=1), fresh("stop")
+    with Coordinators(kafka_cluster.bootstrap_servers, tmp_path, drain_ms="4000") as alone:
+        process = await asyncio.to_thread(alone.start)
+        await commit(alone.addresses[0], batch(name, "first", topic, b"x"))
+        for broker in kafka_cluster.brokers:
+            broker.pause()
+        async with grpc.aio.insecure_channel(alone.addresses[0]) as channel:
+            waiting = [
+                asyncio.ensure_future(GatewayStub(channel).CommitBatch(batch(name, f"r{number}", topic, b"x")))
+                for number in range(5)
+            ]
+            # Behind them on the same connection: once it is answered, they are under way.
+            request = coordinator_pb2.FindCoordinatorRequest(transactional_id=name)
+            await CoordinatorStub(channel).FindCoordinator(request, timeout=30)
+            began_s = monotonic()
+            assert await asyncio.to_thread(process.stop) == 0
+            # Each of the five would have waited for longer.
+            assert monotonic() - began_s < 20
+            for told in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(told, grpc.aio.AioRpcError)
+                error = detail_of(told)
+                assert (error.code, error.retriable) == (transaction_pb2.COORDINATOR_NOT_AVAILABLE, True)

@@ -132,7 +132,7 @@ class Bench:
 
     async def stop(self) -> None:
         await self.channel.close()
-        await self.api.stop()
+        await self.api.stop(within_s=5)
 
     async def _find_in_feed(self, transactional_id: str, number: int) -> Outcome | None:
         return self.feed.get((transactional_id, number))
@@ -159,7 +159,7 @@ class Bench:
 
 def settings_for_tests(**fields: Any) -> CoordinatorSettings:
     kafka = KafkaSection(bootstrap_servers="localhost:9092")
-    return CoordinatorSettings(kafka=kafka, listen_port=0, http_port=0, drain_ms=5_000, **fields)
+    return CoordinatorSettings(kafka=kafka, listen_port=0, http_port=0, **fields)
 
 
 def on(topic: str, *partitions: int) -> transaction_pb2.TopicPartitions:

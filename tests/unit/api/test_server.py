@@ -159,7 +159,7 @@ def test_loopback():
 async def test_a_stop_lets_calls_finish_and_ends_streams(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    bench = Bench(settings_for_tests().model_copy(update={"drain_ms": 60_000}))
+    bench = Bench(settings_for_tests())
     await bench.start()
     bench.calls.gated |= {"slow", "slow too"}
     unary = asyncio.create_task(bench.init("slow"))
@@ -172,7 +172,7 @@ async def test_a_stop_lets_calls_finish_and_ends_streams(
     assert (await watched_health.read()).status == NOT_SERVING
     await eventually(lambda: len(bench.calls.calls_made) == 2 and bench.calls.watcher_count == 1)
 
-    stopping = asyncio.create_task(bench.api.stop())
+    stopping = asyncio.create_task(bench.api.stop(within_s=60))
     status, error = await refused_by(watch.read())
     assert status is grpc.StatusCode.UNAVAILABLE
     assert error.code == transaction_pb2.COORDINATOR_NOT_AVAILABLE
@@ -197,13 +197,13 @@ async def test_a_stop_lets_calls_finish_and_ends_streams(
 
 
 async def test_a_stop_waits_only_so_long():
-    bench = Bench(settings_for_tests().model_copy(update={"drain_ms": 200}))
+    bench = Bench(settings_for_tests())
     await bench.start()
     bench.calls.gated.add("slow")
     unary = asyncio.create_task(bench.init("slow"))
     await eventually(lambda: len(bench.calls.calls_made) == 1)
     async with asyncio.timeout(60):
-        await bench.api.stop()
+        await bench.api.stop(within_s=0.2)
     status, _ = await refused_by(unary)
     assert status in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
     await bench.channel.close()

@@ -231,3 +231,37 @@ async def test_a_search_in_the_feed_ends_with_the_deadline(monkeypatch: pytest.M
         assert monotonic() - before < 15
     finally:
         await bench.stop()
+
+
+async def test_a_look_at_the_topics_ends_with_the_deadline(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("coordinator.api.front.RETURN_MARGIN_MAX_MS", 60_000)
+    monkeypatch.setattr("coordinator.api.front.RETURN_MARGIN_SHARE", 0.975)
+
+    async def never(_topics: object) -> None:
+        await asyncio.Event().wait()
+
+    grant = (await bench.init()).grant
+    made = len(bench.calls.calls_made)
+    monkeypatch.setattr(bench.topics, "refresh", never)
+    request = pb.AddPartitionsRequest(transactional_id="tid", grant=grant, partitions=[on("unheard-of", 0)])
+    status, error = await refused_by(bench.coordinator.AddPartitions(request, timeout=20.0))
+    assert status is grpc.StatusCode.DEADLINE_EXCEEDED
+    # A deadline that only the client's side noticed would bring no details.
+    assert (error.code, error.transactional_id, error.number) == (transaction_pb2.REQUEST_TIMED_OUT, "tid", 1)
+    assert error.retriable
+    assert len(bench.calls.calls_made) == made
+
+
+async def test_what_the_look_at_the_topics_takes_is_not_given_to_the_shard(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    async def slowly(_topics: object) -> None:
+        await asyncio.sleep(0.2)
+        bench.topics.counts["slowly"] = 1
+
+    grant = (await bench.init()).grant
+    monkeypatch.setattr(bench.topics, "refresh", slowly)
+    request = pb.AddPartitionsRequest(transactional_id="tid", grant=grant, partitions=[on("slowly", 0)])
+    await bench.coordinator.AddPartitions(request)
+    _, timeout_ms = bench.calls.calls_made[-1]
+    assert 1 <= timeout_ms <= bench.settings.limits.call_timeout_ms - 190

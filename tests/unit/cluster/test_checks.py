@@ -273,6 +273,7 @@ def test_every_request_that_we_send_is_among_those_checked():
         requests.list_transactions_call([]),
         requests.describe_transactions_call([]),
         requests.find_group_coordinator_call("g"),
+        requests.describe_group_call("g"),
     ]
     assert len(calls) == len([name for name in vars(requests) if name.endswith("_call")]), "a request is new"
 

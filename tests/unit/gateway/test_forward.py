@@ -90,7 +90,7 @@ async def test_a_channel_that_reaches_nobody_is_opened_anew():
             await mine._forward(REQUEST, caller, "leader")
         await mine._forward(REQUEST, caller, "leader")
         assert not addresses
-        await mine.close()
+        await mine.close(within_s=10)
 
 
 async def test_who_answers_is_asked_on_the_same_channel_again():
@@ -102,4 +102,4 @@ async def test_who_answers_is_asked_on_the_same_channel_again():
         with pytest.raises(AbortedError):
             await mine._forward(refused, caller, "leader")
         await mine._forward(REQUEST, caller, "leader")
-        await mine.close()
+        await mine.close(within_s=10)

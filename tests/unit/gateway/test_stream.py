@@ -371,3 +371,17 @@ async def test_streams_whose_id_others_have_opened_anew_are_bounded_too():
         await settled()
         assert isinstance(await callers[3].open(), pb.Opened)
         assert [producer.is_running for producer in world.producers] == [False, True, True, True]
+
+
+async def test_an_end_does_not_wait_for_a_request_that_hangs():
+    world = World()
+    async with calling(world) as caller:
+        await caller.open()
+        await caller.ask(begin=pb.Begin())
+        world.producers[0].gate.clear()
+        caller.put(commit=pb.Commit())
+        while caller.stream._current is None or caller.stream._current.done():  # noqa: ASYNC110 - rounds of the loop
+            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await world.holders.close(within_s=0.05)
+        world.producers[0].gate.set()

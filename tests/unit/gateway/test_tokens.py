@@ -64,6 +64,39 @@ def test_the_users_metadata_is_unwrapped():
     assert tokens.remembered([manifest_pb2.Manifest(metadata=b"plain", part_count=1)]) is None
 
 
+def test_metadata_is_stored_once():
+    most = 64 * 1024
+    metadata = bytes(60_000)
+    request = pb.CommitBatchRequest(request_id="r", metadata=metadata, records=[pb.Record(topic="t")] * 1_000)
+    stored = tokens.encode(request, [TopicPartition("t", 3)] * 1_000, b"print", bytes(60_000))
+    assert len(stored) < most
+    assert batch_token.metadata_of(stored) == batch_token.resume_token_of(stored) == metadata
+    assert tokens.too_large(request, bytes(60_000), most) is None
+    # As it was stored before.
+    twice = batch_token.encode(pb.BatchToken(request_id="r", metadata=b"mine", resume_token=b"mine"))
+    assert batch_token.metadata_of(twice) == batch_token.resume_token_of(twice) == b"mine"
+
+
+def test_what_cannot_be_stored_is_known_before():
+    request = pb.CommitBatchRequest(
+        request_id="r", metadata=bytes(1_000), records=[pb.Record(topic="t", partition=300)]
+    )
+    exact = len(tokens.encode(request, [TopicPartition("t", 300)], bytes(tokens.FINGERPRINT_BYTES), b""))
+    assert tokens.too_large(request, b"", exact) is None
+    refused = tokens.too_large(request, b"", exact - 1)
+    assert refused is not None
+    assert (refused.code, refused.retriable) == (transaction_pb2.MESSAGE_TOO_LARGE, False)
+    assert "1000 bytes of metadata" in refused.message
+    # What an earlier commit gave counts where this one gives none.
+    request.metadata = b""
+    kept = tokens.too_large(request, bytes(1_000), exact - 1)
+    assert kept is not None
+    assert "earlier commit" in kept.message
+    # A partition that nobody can have is refused for what it is, later.
+    strange = pb.CommitBatchRequest(request_id="r", records=[pb.Record(topic="t", partition=-1)])
+    assert tokens.too_large(strange, b"", exact) is None
+
+
 def test_fingerprints_tell_records_apart():
     records = [
         Outgoing("t", b"x"),
