@@ -187,7 +187,8 @@ class Serving:
         self.debts.take_on(owed(record))
         if self._settings.applied is not None:
             self._settings.applied(before, record)
-        if before is not None and before.owner.number_first != record.owner.number_first:
+        # Not by its first number alone: of two who find the same one PREPARED, both have the same.
+        if before is not None and before.owner != record.owner:
             for listener in tuple(self._listeners.get(transactional_id, ())):
                 listener(transactional_id, refuse_fenced(record))
         if self._watchers:

@@ -60,7 +60,6 @@ class Claim:
         self._settings = settings
         # Whatever has this number, or a lower one, is used up, or may be.
         self._used = -1
-        self._is_guest = False
 
     async def call(self, name: str, message: Any, *, timeout_s: float | None = None) -> Any:
         timeout_s = self._settings.call_timeout_ms / 1000 if timeout_s is None else timeout_s
@@ -90,10 +89,8 @@ class Claim:
         """Before each begin, while holding the turn: out of doubt, or what is found prepared. That is to be decided
         first: until then nobody is granted the next.
         """
-        if not self._in_doubt:
-            return None
-        # What a former instance had prepared is decided by whoever finds it, but gives no right to the next.
-        return await self._init(None if self._is_guest else self.grant)
+        # Never without a grant: that would take the id back from whoever has come since.
+        return await self._init(self.grant) if self._in_doubt else None
 
     async def _init(self, grant: transaction_pb2.Grant | None) -> coordinator_pb2.PreparedTransaction | None:
         response = await self.call(
@@ -107,13 +104,14 @@ class Claim:
                 keep_prepared=self._settings.keep_prepared,
             ),
         )
-        self.grant = response.grant
+        found = response.prepared if response.HasField("prepared") else None
+        self.grant = response.grant if found is None else found.grant
         self.registered = NOTHING
         self.resume_token = response.resume_token
-        self._is_guest = response.HasField("prepared")
-        if self._is_guest:
+        if found is not None:
+            # Only to be decided. Its end may bring no grant for the next: whoever has prepared it holds the same one.
             self.doubt()
-        return response.prepared if self._is_guest else None
+        return found
 
     async def end(
         self,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncebox.errors import BrokersUnavailableError, ConsumeError, NamesakeError, RetriableError
 from oncebox.reader.source import record_of
-from oncebox.wire import ErrorCode, KafkaSettings, TopicPartition, librdkafka_config
+from oncebox.wire import FETCH_BACKOFF_MS, ErrorCode, KafkaSettings, TopicPartition, librdkafka_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -63,6 +63,7 @@ class GroupConsumer:
             "group.id": group_id,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
+            "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
             STRATEGY: "roundrobin" if NAME in config else TWO_ROUNDS,
             **config,
             "enable.auto.commit": False,

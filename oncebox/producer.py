@@ -142,9 +142,11 @@ class Producer:
             offsets=GroupOffsetsSender(self._wire, self.settings.writer.delivery_timeout_ms),
             on_state=self._changed,
         )
-        self._transaction = _prepared(tools, await claim.take())
+        found = await claim.take()
+        self._transaction = _prepared(tools, found)
         heard, self._heard = self._heard, None
-        if heard is not None:
+        # Who else found the same one prepared may have come before us: its number does not tell, our next begin will.
+        if heard is not None and (found is None or heard.owner.number_first > found.grant.number + 1):
             self._fenced(heard)
         heartbeat = asyncio.get_running_loop().create_task(self._beat(claim))
         self._leaving.push_async_callback(_cancel, heartbeat)

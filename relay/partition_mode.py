@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from oncebox.reader.source import record_of
 from oncebox.settings import kafka_settings
-from oncebox.wire import librdkafka_config
+from oncebox.wire import FETCH_BACKOFF_MS, librdkafka_config
 from relay.database import check_same
 from relay.kafka import KafkaAdmin, Place, Topics
 from relay.plan import Singles
@@ -40,7 +40,6 @@ LOOK_S = 1.0
 # Positions alone (nothing but markers was read) are not worth a commit each.
 IDLE_COMMIT_S = 1.0
 QUEUE_KBYTES = 16 * 1024
-FETCH_BACKOFF_MS = 5
 # So long at most until partitions that were added are found.
 METADATA_REFRESH_MS = 30_000
 
@@ -91,7 +90,6 @@ class PartitionSession:
             "heartbeat.interval.ms": settings.session_ms // 4,
             "max.poll.interval.ms": max(settings.session_ms, settings.statement_timeout_ms) + 60_000,
             "queued.max.messages.kbytes": QUEUE_KBYTES,
-            # By default a full queue stops fetching for a whole second.
             "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
             "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
             "allow.auto.create.topics": False,

@@ -246,6 +246,16 @@ def identify(state: IdState, grant: Grant) -> Refused | Outcome | None:
     return outcome
 
 
+def was_found_prepared(state: IdState, number: int, outcome: Outcome | None) -> bool:
+    """Whether the owner was not granted this number but found it PREPARED: it may decide it, as whoever prepared it
+    may, and the numbers that follow are its own. `outcome`: of the number, if it is decided.
+    """
+    if number != state.owner.number_first - 1 or state.owner.cause is Cause.ADMINISTRATOR:
+        return False
+    # Else the owner's own InitProducer has aborted it.
+    return outcome is None or outcome.cause is not Cause.NEWER_INSTANCE
+
+
 def refuse_fenced(state: IdState, outcome: Outcome | None = None) -> Refused:
     who = "an administrator" if state.owner.cause is Cause.ADMINISTRATOR else "a newer instance"
     return Refused(
@@ -259,12 +269,15 @@ def refuse_fenced(state: IdState, outcome: Outcome | None = None) -> Refused:
 
 def refuse_decided(state: IdState, outcome: Outcome) -> Refused:
     """For calls that come too late: the number has its outcome."""
-    if outcome.result is Result.ABORTED and outcome.grant.number < state.owner.number_first:
+    number = outcome.grant.number
+    # One that was found PREPARED is asked about by the owner as well, which nobody has fenced.
+    is_fenced = number < state.owner.number_first and not was_found_prepared(state, number, outcome)
+    if outcome.result is Result.ABORTED and is_fenced:
         return refuse_fenced(state, outcome)
     what = "is committed" if outcome.result is Result.COMMITTED else f"was aborted (cause: {outcome.cause.name})"
     return Refused(
         code=ErrorCode.INVALID_TXN_STATE,
-        message=f"transaction {outcome.grant.number} {what}; go on with the next grant: End with the same result, "
+        message=f"transaction {number} {what}; go on with the next grant: End with the same result, "
         "or InitProducer, returns it",
         outcome=outcome,
     )

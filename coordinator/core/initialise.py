@@ -13,6 +13,7 @@ from coordinator.core.grants import (
     new_slot,
     outcome_of,
     refuse_fenced,
+    was_found_prepared,
 )
 from coordinator.core.records import (
     NOTHING,
@@ -66,7 +67,7 @@ def init(state: IdState, command: InitProducer, context: Context, ids: ProducerI
     wait = Wait.NOTHING if command.without_waiting else Wait.ALL_IS_PAID
     # Checked before anything is aborted: a zombie's stale grant must not end the newer owner's transaction (R10).
     if command.grant is not None:
-        refusal_or_repeat = _check_claim(state, command.grant, wait)
+        refusal_or_repeat = _check_claim(state, command.grant, command.instance, wait)
         if refusal_or_repeat is not None:
             return refusal_or_repeat
     newest = newest_transaction(state)
@@ -93,13 +94,13 @@ def init(state: IdState, command: InitProducer, context: Context, ids: ProducerI
     )
 
 
-def _check_claim(state: IdState, grant: Grant, wait: Wait) -> Decision | None:
+def _check_claim(state: IdState, grant: Grant, instance: str, wait: Wait) -> Decision | None:
     """None: the grant is the owner's newest, as far as it can know. Else a refusal, or the same answer again."""
     identity = identify(state, grant)
     if isinstance(identity, Refused) and identity.code is not ErrorCode.OUTCOME_EXPIRED:
         return identity
     outcome = identity if isinstance(identity, Outcome) else None
-    if grant.number < state.owner.number_first:
+    if grant.number < state.owner.number_first and not _is_finder(state, grant, instance, outcome):
         return refuse_fenced(state, outcome)
     if identity is None:
         return None
@@ -118,6 +119,11 @@ def _check_claim(state: IdState, grant: Grant, wait: Wait) -> Decision | None:
     )
 
 
+def _is_finder(state: IdState, grant: Grant, instance: str, outcome: Outcome | None) -> bool:
+    """Who found a PREPARED one holds the same grant as whoever prepared it: their names tell them apart."""
+    return instance != "" and instance == state.owner.instance and was_found_prepared(state, grant.number, outcome)
+
+
 def _init_prepared(state: IdState, newest: Transaction, command: InitProducer, context: Context) -> Decision:
     if not command.keep_prepared:
         return Refused(
@@ -129,6 +135,6 @@ def _init_prepared(state: IdState, newest: Transaction, command: InitProducer, c
     if command.grant is not None:
         return Accepted(reply=reply)
     # The former owner may be alive and holds the same grant: either may decide, but what follows is granted to neither,
-    # only to the next Init. Else both would write under one epoch.
+    # only to the next Init: of the finder, by its name, or of somebody newer. Else both would write under one epoch.
     owner = _owner(command, context, newest.grant.number + 1)
     return Accepted(reply=reply, records=(replace(state, owner=owner, updated_at_ms=context.now_ms),))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from coordinator.log.port import Stored
-from oncebox.wire import KafkaSettings, librdkafka_config
+from oncebox.wire import FETCH_BACKOFF_MS, KafkaSettings, librdkafka_config
 
 READ_TIMEOUT_S = 30.0
 CHUNK = 500
@@ -39,10 +39,10 @@ def open_consumer(config: Mapping[str, str | int], topic: str, partition: int, o
             "isolation.level": "read_uncommitted",
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 10,
-            # Of a long log a little lies ready; by default the next is asked for only a second after there was enough.
+            # Of a long log a little lies ready.
             "fetch.message.max.bytes": 2 * 1024 * 1024,
             "queued.max.messages.kbytes": 8 * 1024,
-            "fetch.queue.backoff.ms": 5,
+            "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
         }
     )
     consumer.assign([TopicPartition(topic, partition, offset_first)])

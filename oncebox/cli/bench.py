@@ -15,6 +15,11 @@ from oncebox.cli.checkout import needs_checkout
 
 app = new_app()
 
+ROUNDS_HELP = (
+    "Counted rounds of each side (5; quick: 3). What takes long is measured once or twice, and what differs little "
+    "more often: each bench says so, and each row how many figures it has if they are not as many."
+)
+
 
 @app.command(
     epilog="Examples: oncebox bench coordinator --quick | oncebox bench all --json bench.json --plot bench.svg"
@@ -22,7 +27,7 @@ app = new_app()
 def bench(
     name: str = typer.Argument(help="A bench, or `all`; a wrong name lists them."),
     quick: bool = typer.Option(False, "--quick", help="Shorter and fewer rounds: minutes, not an hour."),
-    rounds: int | None = typer.Option(None, min=1, help="Counted rounds of each side (5; quick: 3)."),
+    rounds: int | None = typer.Option(None, min=1, help=ROUNDS_HELP),
     json: Path | None = typer.Option(None, help="Write the results here as a JSON list.", dir_okay=False),
     plot: Path | None = typer.Option(None, help="Write the ratios here as .png or .svg.", dir_okay=False),
     markdown: Path | None = typer.Option(None, help="Write a page here.", dir_okay=False),
@@ -63,7 +68,7 @@ def bench(
             described = machine.describe() | given.parts
             if results:
                 console = Console(highlight=False)
-                console.print(report.table(results))
+                console.print(report.table(results, rounds))
                 console.print("; ".join(f"{part} {what}" for part, what in described.items()))
                 if json:
                     report.write_json(results, json)
@@ -73,7 +78,14 @@ def bench(
             explained = {each: inspect.cleandoc(run.__doc__ or "") for each, run in benches.items()}
             command = shlex.join(["oncebox", *sys.argv[1:]])
             report.write_markdown(
-                results, markdown, explained=explained, why=WHY, machine=described, command=command, plot=plot
+                results,
+                markdown,
+                explained=explained,
+                why=WHY,
+                machine=described,
+                command=command,
+                rounds=rounds,
+                plot=plot,
             )
 
 

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from oncebox.errors import BrokersUnavailableError, UsageError
 from oncebox.reader.types import ReadError, Record
-from oncebox.wire import ErrorCode, KafkaSettings, TopicPartition, Wire, WireError, librdkafka_config
+from oncebox.wire import (
+    FETCH_BACKOFF_MS,
+    ErrorCode,
+    KafkaSettings,
+    TopicPartition,
+    Wire,
+    WireError,
+    librdkafka_config,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +32,6 @@ BATCH_MAX = 2_000
 POLL_S = 0.1
 RETRY_S = 0.1
 OFFSETS_TIMEOUT_S = 30.0
-FETCH_BACKOFF_MS = 5
 UNKNOWN_TOPIC_S = 3.0
 
 log = logging.getLogger(__name__)
@@ -43,7 +50,6 @@ class ConsumerThread:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
             "queued.max.messages.kbytes": queue_kbytes,
-            # By default a full queue stops fetching for a whole second.
             "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
             "allow.auto.create.topics": False,
         }

@@ -15,7 +15,7 @@ from oncebox.wire.errors import (
     WireError,
 )
 from oncebox.wire.groups import OFFSETS_TOPIC, offsets_partition
-from oncebox.wire.settings import KafkaSettings, aiokafka_options, librdkafka_config
+from oncebox.wire.settings import FETCH_BACKOFF_MS, KafkaSettings, aiokafka_options, librdkafka_config
 from oncebox.wire.types import (
     EARLIEST,
     LATEST,
@@ -41,6 +41,7 @@ from oncebox.wire.types import (
 __all__ = [
     "DEFAULT_TIMEOUT_MS",
     "EARLIEST",
+    "FETCH_BACKOFF_MS",
     "LATEST",
     "OFFSETS_TOPIC",
     "ActiveProducer",

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_MS: Final = 30_000
 # How long `metadata` waits for one broker before it asks the next: one that hangs must not use up the whole deadline.
 METADATA_ATTEMPT_MS: Final = 3_000
+# And how long at least: a share of the deadline for each of many brokers is less than a new connection with TLS takes,
+# or a busy broker, and nobody would ever be heard.
+METADATA_ATTEMPT_LEAST_MS: Final = 1_000
 
 
 class Wire:
@@ -116,12 +119,15 @@ class Wire:
         deadline = monotonic() + timeout_ms / 1000
         problems = []
         sources = list(self._metadata_sources())
+        # Even of a short deadline the first leaves something to the second.
+        least_ms = min(METADATA_ATTEMPT_LEAST_MS, timeout_ms // 2)
         for index, (node_id, ask) in enumerate(sources):
             remaining_ms = round((deadline - monotonic()) * 1000)
             if remaining_ms <= 0:
                 break
             # Each leaves the others their share of a short deadline.
-            attempt_ms = min(METADATA_ATTEMPT_MS, max(remaining_ms // (len(sources) - index), 1))
+            share_ms = max(remaining_ms // (len(sources) - index), least_ms, 1)
+            attempt_ms = min(METADATA_ATTEMPT_MS, share_ms, remaining_ms)
             try:
                 answer = requests.read_metadata(await ask(call, attempt_ms))
             except OutcomeUnknownError as error:

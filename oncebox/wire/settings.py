@@ -26,6 +26,9 @@ UNANSWERED_MS = 15_000
 # A leader that is cut off from the other brokers answers who reads there that nothing is new: only they tell of its
 # successor. By default they are asked every five minutes.
 LEADERS_AGE_MS = 10_000
+# "fetch.queue.backoff.ms" of whoever reads as fast as it can: by default a full queue stops fetching for a whole
+# second, and what lay in it may be handled long before that is over.
+FETCH_BACKOFF_MS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ import psycopg
 
 import oncebox
 from oncebox.atomic_schema import ATOMIC_SCHEMA
-from oncebox.local import LocalPostgres
 from proof.bench.context import Context
 from proof.bench.measure import Metric, Side, interleave
 from proof.bench.result import Result
@@ -25,7 +24,7 @@ def bench(context: Context) -> Iterator[Result]:
     servers, address = context.bootstrap_servers, context.coordinator_address
     topic = context.new_topic(partitions=1)
     # One event loop for all rounds: gRPC does not take well to a second one in a process.
-    with LocalPostgres(context.new_folder()) as server, asyncio.Runner() as runner:
+    with context.postgres("PostgreSQL, atomic") as server, asyncio.Runner() as runner:
         with psycopg.connect(server.dsn) as connection:
             connection.execute(ATOMIC_SCHEMA)
             connection.execute("CREATE TABLE paid (what text)")

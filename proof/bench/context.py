@@ -5,8 +5,8 @@ Parts that the user names (ONCEBOX_BOOTSTRAP_SERVERS) are used instead of local 
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from oncebox.local import LocalPostgres
     from proof.bench.instances import Coordinator
 
 ROUNDS, ROUNDS_QUICK = 5, 3
@@ -30,7 +31,7 @@ class Context:
     """One for all benches of a run; leaving it (a context manager) stops what it has started."""
 
     quick: bool  # smaller data, fewer sizes
-    rounds: int
+    rounds: int  # of each side; what takes long has its own number
     duration_s: float  # of one round of one side
     progress: Callable[[str], None] = print
     parts: dict[str, str] = field(default_factory=dict)  # what was measured on, for the report
@@ -68,12 +69,24 @@ class Context:
 
     @cached_property
     def _postgres_dsn(self) -> Callable[[str], str]:
+        settings = {"shared_buffers": "256MB", "max_wal_size": "8GB", "fsync": "off"}
+        return self._started.enter_context(self.postgres("PostgreSQL", settings)).dsn_of
+
+    @contextmanager
+    def postgres(self, part: str, settings: Mapping[str, str] | None = None) -> Iterator["LocalPostgres"]:
+        """A server of its own, told as this part of the report."""
+        import psycopg
+
         from oncebox.local import LocalPostgres
 
         self.progress("starting PostgreSQL")
-        settings = {"shared_buffers": "256MB", "max_wal_size": "8GB", "fsync": "off"}
-        server = self._started.enter_context(LocalPostgres(self.new_folder(), settings=settings))
-        return server.dsn_of
+        with LocalPostgres(self.new_folder(), settings=settings) as server:
+            # As the server says itself: whether a commit waits for the disk is most of what it costs.
+            asked = "SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('fsync')"
+            with psycopg.connect(server.dsn) as connection:
+                [(version, fsync)] = connection.execute(asked).fetchall()
+            self.parts[part] = f"{version}, fsync {fsync}, on this machine"
+            yield server
 
     def new_database(self) -> str:
         """The DSN of an empty one, on a server that is started for the benches."""

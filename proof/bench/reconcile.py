@@ -35,7 +35,7 @@ def bench(context: Context) -> Iterator[Result]:
     the session that is warm from the former. `growth`: a full run against ten times the time for a tenth of the rows,
     from 10⁵ on. `incremental`: 1 % new rows, against 0.15 of the full run. `memory`: driver, JVM and Python workers of
     a full run as a process of its own, with the default heap of 1 GB. `end-to-end`: 10⁵ rows by the command, Spark's
-    start included.
+    start included. There are two rounds at most (quick: one), of `memory` and `end-to-end` one.
     """
     new_rows = NEW_ROWS_QUICK if context.quick else NEW_ROWS
     rounds = 1 if context.quick else min(context.rounds, 2)

@@ -35,8 +35,9 @@ def bench(context: Context) -> Iterator[Result]:
     tasks, batches of 5,000), each from its 100,000th row on; against COPY and one upsert by psql; transaction mode
     against partition mode on the same topic, written in transactions of 10 rows. Lag: from the send to the first read
     that sees the row, at a tenth of the rate measured before; a row that is not seen 2 s after the last was sent counts
-    with all the time until then. Memory: the most that the process had in use with the
-    backlog before it; and the same with a database that stands still for a minute (10 s if quick) on the way.
+    with all the time until then. Memory: the most that the process had in use with the backlog before it; and the same
+    with a database that stands still for a minute (10 s if quick) on the way. Lag and memory are measured once,
+    whatever number of rounds is asked for.
     """
     rows = ROWS_QUICK if context.quick else ROWS
     servers, dsn, folder = context.bootstrap_servers, context.new_database(), context.new_folder()
@@ -78,12 +79,10 @@ def bench(context: Context) -> Iterator[Result]:
 
 
 def _stopped(context: Context, topic: str, rows: int, folder: Path) -> Iterator[Result]:
-    from oncebox.local import LocalPostgres
-
     stopped_s = STOPPED_QUICK_S if context.quick else STOPPED_S
 
     def run() -> Mapping[str, float]:
-        with LocalPostgres(context.new_folder(), settings={"fsync": "off"}) as server:
+        with context.postgres("PostgreSQL", {"fsync": "off"}) as server:
             parts.new_table(server.dsn)
             with parts.relay(folder, context.bootstrap_servers, server.dsn, topic) as process:
                 parts.wait_for_rows(process, server.dsn, 1)

@@ -18,15 +18,15 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
-def table(results: Sequence[Result]) -> Table:
-    """Median, and below it the lowest and highest round; 80 columns are enough."""
+def table(results: Sequence[Result], rounds: int) -> Table:
+    """Median, and below it the lowest and highest round; 80 columns are enough. `rounds`: how many were asked for."""
     shown = Table(box=SIMPLE_HEAD)
     shown.add_column("bench", min_width=max((len(result.name) for result in results), default=0))
     for title in ("ours", "peer", "ratio", "target"):
         shown.add_column(title, justify="right")
     for result in results:
         shown.add_row(
-            f"{result.name}\n{result.unit}, {_sides(result)}",
+            f"{result.name}\n{result.unit}, {_sides(result)}{_figures(result, rounds)}",
             _told(spread(result.ours), "\n"),
             _told(spread(result.peer), "\n"),
             _told(ratio(result), "\n", 2),
@@ -79,17 +79,18 @@ def write_markdown(
     why: Mapping[str, str],
     machine: Mapping[str, str],
     command: str,
+    rounds: int,
     plot: Path | None = None,
 ) -> None:
     """`explained` says what each bench (the part of a name before the slash) measures; `why`, by the whole name, what
-    keeps some from their target, where they miss it.
+    keeps some from their target, where they miss it. `rounds`: how many were asked for.
     """
     lines = [
         "# Bench",
         "",
         f"Written by `{command}`, never by hand; the same command repeats it. Ours and the peer run in turn on the",
-        "same machine and parts. Shown is the median of the rounds, then their lowest and highest. A higher ratio is",
-        "always better for us.",
+        f"same machine and parts. Shown is the median of {rounds} rounds, or of as many figures as a row says, then",
+        "their lowest and highest. A higher ratio is always better for us.",
         "",
         *(f"- {name}: {value}" for name, value in machine.items()),
         "",
@@ -101,16 +102,17 @@ def write_markdown(
         lines += ["| bench | compared | ours | peer | unit | ratio | target |"]
         lines += ["| --- | --- | ---: | ---: | --- | ---: | ---: |"]
         mine = [result for result in results if _bench(result) == bench]
-        lines += [*map(_row, mine), ""]
+        lines += [*(_row(result, rounds) for result in mine), ""]
         missed = [result.name for result in mine if reached(result) is False and result.name in why]
         lines += [line for name in missed for line in (f"Why {name} is missed: {why[name]}", "")]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines))
 
 
-def _row(result: Result) -> str:
+def _row(result: Result, rounds: int) -> str:
+    compared = _sides(result) + _figures(result, rounds)
     ours, peer = _told(spread(result.ours), " "), _told(spread(result.peer), " ")
-    cells = (result.name, _sides(result), ours, peer, result.unit, _told(ratio(result), " ", 2), _target(result, " "))
+    cells = (result.name, compared, ours, peer, result.unit, _told(ratio(result), " ", 2), _target(result, " "))
     return f"| {' | '.join(cells)} |"
 
 
@@ -123,6 +125,12 @@ def _told(values: Spread, between: str, digits: int = 3) -> str:
 
 def _sides(result: Result) -> str:
     return f"{result.ours_name} against {result.peer_name}"
+
+
+def _figures(result: Result, rounds: int) -> str:
+    """Where there are not as many as rounds were asked for."""
+    count = len(result.ours)
+    return "" if count == rounds else f", {count} figure{'s' if count > 1 else ''}"
 
 
 def _target(result: Result, between: str) -> str:

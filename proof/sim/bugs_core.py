@@ -48,7 +48,7 @@ def timeouts_fence(stack: ExitStack) -> None:
 
 
 def claims_are_not_checked(stack: ExitStack) -> None:
-    put(stack, initialise, "_check_claim", lambda _state, _grant, _wait: None)
+    put(stack, initialise, "_check_claim", lambda _state, _grant, _instance, _wait: None)
 
 
 def token_comes_with_completion(stack: ExitStack) -> None:

@@ -147,8 +147,8 @@ class Producer:
                 raise TypeError(reply)
             if reply.prepared is None:
                 break
-            claim = None
-            await self._resolve(reply.grant)
+            claim = reply.grant
+            await self._resolve(claim)
         self._take(reply.grant)
         if self.job.resumable:
             self._position = int(reply.resume_token or b"0")
@@ -374,7 +374,8 @@ class Producer:
         elif isinstance(answer.reply, Ended):
             self._position += items
             if answer.reply.next_grant is None:
-                raise FencedError
+                # It was found prepared, here or meanwhile by another: who may go on, the claim on the next one tells.
+                raise StartOverError(self._grant)
             self._take(answer.reply.next_grant)
             if answer.reply.next_registered:
                 self._registered, self._groups = chained, groups

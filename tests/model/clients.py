@@ -54,6 +54,8 @@ class Client:
     transactional_id: str
     name: str
     grant: Grant | None = None
+    # What it names when it asks for the next grant: of one that was found PREPARED the end brings none.
+    claim: Grant | None = None
     registered: frozenset[TopicPartition] = frozenset()
     groups: frozenset[GroupPartition] = frozenset()
     acknowledged: dict[TopicPartition, list[int]] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class Client:
     request: int = 0
 
     def take(self, grant: Grant | None) -> None:
-        self.grant = grant
+        self.grant = self.claim = grant
         self.registered, self.groups = frozenset(), frozenset()
         self.acknowledged, self.sequences, self.incarnations = {}, {}, set()
         self.begun = self.ending = self.must_abort = False
@@ -86,7 +88,7 @@ class Client:
             instance=self.name,
             address=f"{self.name}:1",
             transaction_timeout_ms=60_000,
-            grant=self.grant if claim else None,
+            grant=self.claim if claim else None,
             without_waiting=without_waiting,
             keep_prepared=keep_prepared,
             slots_max=slots_max,
@@ -159,6 +161,7 @@ class Client:
                     self.begun |= command.begun_ms_ago is not None
             case Ended() if isinstance(command, End):
                 self.take(answer.next_grant)
+                self.claim = answer.next_grant or command.grant
                 if answer.next_registered:
                     self.registered, self.groups = command.next_partitions, command.next_groups
             case Prepared():

@@ -50,6 +50,8 @@ class Book:
     claims: set[int] = field(default_factory=set)
     # The number that the newest Init named: naming it again gets the same answer, as long as nothing came of that.
     named: int = 0
+    # The number that its owner found PREPARED, not being whom it was granted to.
+    found: int = 0
 
 
 @dataclass(slots=True)
@@ -111,7 +113,8 @@ class Ledger:
                 error = None if number in book.claims else ErrorCode.PRODUCER_FENCED
             if error is not None:
                 return error
-            if number < book.number_first:
+            is_finder = number == book.found and command.instance == book.instance
+            if number < book.number_first and not is_finder:
                 return ErrorCode.PRODUCER_FENCED
             if number not in book.claims:
                 return OK if number == book.named and not book.registered else ErrorCode.PRODUCER_FENCED
@@ -145,7 +148,7 @@ class Ledger:
             return OK
         if isinstance(command, Register | Heartbeat) and self._renewed(book, command):
             return OK if book.prepared is None or isinstance(command, Heartbeat) else ErrorCode.INVALID_TXN_STATE
-        fenced = number < book.number_first and result is Result.ABORTED
+        fenced = number < book.number_first and number != book.found and result is Result.ABORTED
         return ErrorCode.PRODUCER_FENCED if fenced else ErrorCode.INVALID_TXN_STATE
 
     def _renewed(self, book: Book, command: Register | Heartbeat) -> bool:
@@ -177,7 +180,8 @@ class Ledger:
             self.books[command.transactional_id] = book
         elif book.prepared is not None:
             if command.grant is None:
-                book.instance, book.number_first, book.claims = command.instance, book.number + 1, set()
+                book.instance, book.number_first, book.found = command.instance, book.number + 1, book.number
+                book.claims = {book.number}
             return
         elif command.grant is not None and command.grant.number not in book.claims:
             return
@@ -186,7 +190,7 @@ class Ledger:
             self._end(command.transactional_id, book, Result.ABORTED, Cause.OWNER if by_owner else Cause.NEWER_INSTANCE)
         book.claims, book.named = {book.number}, command.grant.number if command.grant else 0
         if command.grant is None:
-            book.instance, book.number_first = command.instance, book.number
+            book.instance, book.number_first, book.found = command.instance, book.number, 0
 
     def _follow_known(self, book: Book, command: Command, decision: Accepted) -> None:
         tid, reply = command.transactional_id, decision.reply
@@ -217,7 +221,7 @@ class Ledger:
                 book.named = 0
             case ForceFence():
                 self._end(tid, book, Result.ABORTED, Cause.ADMINISTRATOR)
-                book.instance, book.number_first = command.administrator, book.number
+                book.instance, book.number_first, book.found = command.administrator, book.number, 0
                 book.claims, book.named = {book.number}, 0
 
     def _end(self, tid: str, book: Book, result: Result, cause: Cause) -> None:

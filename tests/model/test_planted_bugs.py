@@ -29,7 +29,7 @@ def epochs_are_shared(patch: pytest.MonkeyPatch) -> None:
 
 def stale_grants_are_claims(patch: pytest.MonkeyPatch) -> None:
     """R10: a zombie's init with a stale grant aborts the newer owner's transaction."""
-    patch.setattr(initialise, "_check_claim", lambda _state, _grant, _wait: None)
+    patch.setattr(initialise, "_check_claim", lambda _state, _grant, _instance, _wait: None)
 
 
 def slots_with_debts_are_used(patch: pytest.MonkeyPatch) -> None:
@@ -78,6 +78,17 @@ def a_prepared_transaction_has_two_heirs(patch: pytest.MonkeyPatch) -> None:
         return decision
 
     patch.setattr(initialise, "_init_prepared", planted)
+
+
+def any_finder_takes_the_id_back(patch: pytest.MonkeyPatch) -> None:
+    """R10: the older of two who found the same PREPARED transaction aborts what the newer one has begun."""
+    real = grants.was_found_prepared
+    patch.setattr(initialise, "_is_finder", lambda state, grant, _instance, outcome: real(state, grant.number, outcome))
+
+
+def a_finder_is_fenced_by_itself(patch: pytest.MonkeyPatch) -> None:
+    """Who found a PREPARED transaction is refused, though nobody came since."""
+    patch.setattr(initialise, "_is_finder", lambda *_: False)
 
 
 def a_timeout_fences_its_owner(patch: pytest.MonkeyPatch) -> None:
@@ -149,6 +160,8 @@ PLANTED: tuple[Patch, ...] = (
     aborts_mark_what_was_reported,
     a_partition_is_forgotten,
     a_prepared_transaction_has_two_heirs,
+    any_finder_takes_the_id_back,
+    a_finder_is_fenced_by_itself,
     a_timeout_fences_its_owner,
     old_debts_have_no_outcome,
     an_aborts_metadata_is_kept,

@@ -6,9 +6,11 @@ import threading
 from contextlib import contextmanager
 from io import StringIO
 
+import psycopg
 import pytest
 from rich.console import Console
 
+from oncebox import local
 from proof.bench import context, machine, registry, report
 from proof.bench.measure import Metric, Side, fixed, interleave
 from proof.bench.missed import WHY
@@ -212,7 +214,7 @@ def test_table_fits_a_terminal_and_shows_what_is_missed():
         result(name="coordinator/32-producers-p99", better="lower", unit="ms", target=1.0),
         result(name="ids/load", target=None, ours=(31_234.0,) * 3, peer=(60_000.0,) * 3, peer_name="target"),
     ]
-    console.print(report.table(results))
+    console.print(report.table(results, 3))
     text = output.getvalue()
     for wanted in (
         "coordinator/32-producers",
@@ -256,6 +258,7 @@ def test_markdown_page(tmp_path):
         why={"kafka/rate": "it is not.", "relay/rows": "it is hard."},
         machine={"cores": "2", "Kafka": "4.3.1"},
         command="oncebox bench all --quick --markdown docs/bench.md",
+        rounds=3,
         plot=tmp_path / "docs" / "images" / "bench.svg",
     )
     lines = page.read_text().splitlines()
@@ -268,6 +271,59 @@ def test_markdown_page(tmp_path):
     assert f"| relay/rows | {against} | 200 (100..300) | 100 (100..120) | rows/s | 2 (1..2.5) | 3 missed |" in lines
     assert "Why relay/rows is missed: it is hard." in lines
     assert "it is not." not in page.read_text()
+
+
+def test_a_row_of_another_number_of_rounds_says_so(tmp_path):
+    once, more = result(ours=(2.0,), peer=(1.0,)), result(ours=(2.0,) * 9, peer=(1.0,) * 9)
+    output = StringIO()
+    Console(width=200, file=output).print(report.table([result(), once, more], 3))
+    page = tmp_path / "bench.md"
+    report.write_markdown(
+        [result(), once, more], page, explained={"kafka": "It."}, why={}, machine={}, command="bench", rounds=3
+    )
+    for told in (output.getvalue(), page.read_text()):
+        assert told.count("confluent-kafka, 1 figure ") == 1
+        assert told.count("confluent-kafka, 9 figures ") == 1
+        assert told.count("confluent-kafka, ") == 2
+    assert "median of 3 rounds" in page.read_text()
+
+
+def test_the_report_tells_of_each_database_whether_it_waits_for_the_disk(monkeypatch):
+    class Server:
+        """Stands in for LocalPostgres, and for a connection to it."""
+
+        dsn = "server"
+
+        def __init__(self, _folder, *, settings):
+            self.fsync = (settings or {}).get("fsync", "on")
+
+        def __enter__(self):
+            servers.append(self)
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def dsn_of(self, name):
+            return name
+
+        def execute(self, _asked):
+            return self
+
+        def fetchall(self):
+            return [("18.4", self.fsync)]
+
+    servers: list[Server] = []
+    monkeypatch.setattr(local, "LocalPostgres", Server)
+    monkeypatch.setattr(psycopg, "connect", lambda _dsn, **_: servers[-1])
+    with context.Context(quick=True, rounds=1, duration_s=1, progress=lambda _: None) as given:
+        given.new_database()
+        with given.postgres("PostgreSQL, atomic"):
+            pass
+    assert given.parts == {
+        "PostgreSQL": "18.4, fsync off, on this machine",
+        "PostgreSQL, atomic": "18.4, fsync on, on this machine",
+    }
 
 
 def test_whys_are_of_benches_that_there_are():

@@ -7,9 +7,20 @@ import gc
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.calls import Answer
-from coordinator.core.commands import End, Ended, GetOutcome, Granted, Heartbeat, InitProducer, Refused, Register
+from coordinator.core.commands import (
+    End,
+    Ended,
+    GetOutcome,
+    Granted,
+    Heartbeat,
+    InitProducer,
+    Prepare,
+    Refused,
+    Register,
+)
 from coordinator.core.owed import owed
 from coordinator.core.records import Contents, Grant, Result
 from coordinator.core.state import TransactionState
@@ -168,6 +179,34 @@ def test_whose_owner_was_heard_of_while_the_log_was_away_is_not_timed_out() -> N
 
 def _init(name: str, owner: str) -> InitProducer:
     return InitProducer(transactional_id=name, instance=owner, address="a", transaction_timeout_ms=TIMEOUT_MS)
+
+
+def test_of_two_who_find_the_same_prepared_the_older_is_told() -> None:
+    """Their first numbers are the same: that of the transaction after it, which neither of them has been granted."""
+
+    async def work() -> None:
+        async with serving() as instance:
+            grant = await _registered(instance, "a")
+            prepare = Prepare(transactional_id="a", grant=grant, contents=Contents(metadata=b"row"))
+            assert isinstance(await instance.router.call(prepare, TIMEOUT_MS), Answer)
+            told: list[tuple[str, int]] = []
+
+            def listen(_name: str, refused: Refused) -> None:
+                assert refused.owner is not None
+                told.append((refused.owner.instance, refused.owner.number_first))
+
+            instance.router.listen("a", listen)
+            for owner in ("two", "three"):
+                command = replace(_init("a", owner), keep_prepared=True)
+                assert isinstance(await instance.router.call(command, TIMEOUT_MS), Answer)
+            assert told == [("two", grant.number + 1), ("three", grant.number + 1)]
+            # What its owner does is news to nobody.
+            assert isinstance(await instance.router.call(replace(command, grant=grant), TIMEOUT_MS), Answer)
+            commit = End(transactional_id="a", grant=grant, result=Result.COMMITTED, decided_is_enough=True)
+            assert isinstance(await instance.router.call(commit, TIMEOUT_MS), Answer)
+            assert len(told) == 2
+
+    run(work())
 
 
 def _calls_in_memory() -> int:

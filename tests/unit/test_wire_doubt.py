@@ -6,7 +6,16 @@ from uuid import UUID
 
 import pytest
 
-from oncebox.wire import ErrorCode, KafkaSettings, OutcomeUnknownError, TopicPartition, TxnMarker, Wire, requests
+from oncebox.wire import (
+    ErrorCode,
+    KafkaSettings,
+    OutcomeUnknownError,
+    TopicPartition,
+    TxnMarker,
+    Wire,
+    client,
+    requests,
+)
 
 LOG = TopicPartition("log", 0)
 MARKER = TxnMarker(producer_id=1, producer_epoch=1, committed=True, partitions=(LOG,), coordinator_epoch=0)
@@ -107,3 +116,35 @@ async def test_a_topic_that_is_created_again_counts_its_leaders_anew(wire: Wire)
     wire._responsive_id, wire._doubted_id = CUT_OFF, None
     await wire.metadata(["log"], timeout_ms=1_000)
     assert wire.leader_id(LOG) == CUT_OFF
+
+
+class Slow(Cluster):
+    """Of many brokers one hangs, and the others need some time to answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, brokers: int, needs_ms: int) -> None:
+        super().__init__()
+        self.brokers = dict.fromkeys(range(1, brokers + 1))
+        self.needs_ms = needs_ms
+        self.now_ms = 0
+        monkeypatch.setattr(client, "monotonic", lambda: self.now_ms / 1000)
+
+    async def send(self, node_id: int, lane: str, call: requests.Call, timeout_ms: int) -> Any:
+        is_late = node_id == CUT_OFF or timeout_ms < self.needs_ms
+        self.now_ms += timeout_ms if is_late else self.needs_ms
+        if is_late:
+            raise OutcomeUnknownError(f"no answer within {timeout_ms} ms")
+        return await super().send(node_id, lane, call, timeout_ms)
+
+
+@pytest.mark.parametrize(("brokers", "deadline_ms", "needs_ms"), [(30, 5_000, 200), (30, 5_000, 900), (2, 1_000, 300)])
+async def test_however_many_brokers_there_are_each_has_time_to_answer(
+    monkeypatch: pytest.MonkeyPatch, brokers: int, deadline_ms: int, needs_ms: int
+) -> None:
+    wire = Wire(KafkaSettings(bootstrap_servers="nowhere:1,nowhere:2,nowhere:3"))
+    slow: Any = Slow(monkeypatch, brokers=brokers, needs_ms=needs_ms)
+    wire._connections = slow
+    # The one it asks first.
+    wire._responsive_id = CUT_OFF
+    await wire.metadata(["log"], timeout_ms=deadline_ms)
+    assert wire.leader_id(LOG) == NEW_LEADER
+    assert slow.now_ms <= deadline_ms

@@ -11,7 +11,7 @@ import oncebox
 from oncebox import atomic_commit
 from oncebox.atomic_commit import TornError
 from oncebox.claim import Claim, ProducerSettings
-from oncebox.errors import CoordinatorNotAvailableError, UsageError, error_from
+from oncebox.errors import CoordinatorNotAvailableError, ProducerFencedError, UsageError, error_from
 from oncebox.producer import Producer, _prepared
 from oncebox.v1 import coordinator_pb2, transaction_pb2
 from tests.unit.client.test_transaction import Coordinator, World
@@ -70,18 +70,23 @@ class Chaining(Coordinator):
 
 
 class Shared(Coordinator):
-    """Has a transaction that one instance or another has prepared; None: all are decided."""
+    """Has a transaction that another instance has prepared; None: all are decided."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waiting: int | None = 7
-        # What a newer instance prepares as soon as that is decided.
-        self.following: int | None = None
+        # Who takes the id over as soon as that is decided.
+        self.following: transaction_pb2.Owner | None = None
+        self.owner: transaction_pb2.Owner | None = None
+        self.claims: list[int] = []
 
     async def call(self, _transactional_id: str, name: str, request: Any, *, timeout_s: float) -> Any:
         del timeout_s
         grant = transaction_pb2.Grant(number=self.waiting or 9, producer_id=1, epoch=2 * (self.waiting or 9))
         if name == "init_producer":
+            self.claims.append(request.grant.number)
+            if self.owner is not None and request.HasField("grant"):
+                raise error_from(transaction_pb2.Error(code=transaction_pb2.PRODUCER_FENCED, owner=self.owner))
             if self.waiting is None:
                 return coordinator_pb2.InitProducerResponse(grant=grant)
             token = atomic_commit.wrap_metadata("this database", b"")
@@ -92,7 +97,7 @@ class Shared(Coordinator):
         if name == "end":
             # To the one who found it no grant is given for the next.
             self.ends.append(request)
-            self.waiting = self.following
+            self.waiting, self.owner = None, self.following
             outcome = transaction_pb2.Outcome(number=request.grant.number, result=request.result)
             return coordinator_pb2.EndResponse(outcome=outcome)
         return coordinator_pb2.AddPartitionsResponse(grant=request.grant)
@@ -151,36 +156,71 @@ async def guest(monkeypatch: pytest.MonkeyPatch) -> Service:
     return made
 
 
-async def test_what_another_instance_has_prepared_meanwhile_is_not_begun_over(guest: Service) -> None:
+NEWER = transaction_pb2.Owner(instance="newer", number_first=8)
+
+
+async def test_who_has_decided_what_it_found_goes_on_by_its_grant(guest: Service) -> None:
+    """Without one it would be a new start, which takes the id from whoever has come since."""
     coordinator: Any = guest.coordinator
     assert await oncebox.recover(guest.producer, guest.database) == "aborted"
-    # A newer instance prepares this one and commits in the database; ours has not heard that it is fenced.
-    coordinator.waiting = 8
-    guest.database.decided[8] = "committed"
+    await guest.transfer(b"mine")
+    assert coordinator.claims == [0, 7]
+    assert [(end.grant.number, end.result) for end in coordinator.ends] == [
+        (7, transaction_pb2.ABORTED),
+        (9, transaction_pb2.COMMITTED),
+    ]
+
+
+async def test_what_was_found_and_is_not_decided_is_not_begun_over(guest: Service) -> None:
     for _ in range(2):
         with pytest.raises(UsageError, match="recover"):
-            await guest.transfer(b"late")
-    assert [(end.grant.number, end.result) for end in coordinator.ends] == [(7, transaction_pb2.ABORTED)]
-    assert await oncebox.recover(guest.producer, guest.database) == "committed"
-    assert coordinator.ends[-1].grant.number == 8
+            await guest.transfer(b"too early")
+    assert guest.coordinator.ends == []
+    assert await oncebox.recover(guest.producer, guest.database) == "aborted"
     await (await guest.producer.begin()).abort()
 
 
-async def test_one_begun_ahead_is_not_granted_over_what_another_instance_has_prepared(guest: Service) -> None:
+async def test_whom_a_newer_instance_has_followed_leaves_the_id_to_it(guest: Service) -> None:
+    """Ours has not heard that it is fenced."""
+    coordinator: Any = guest.coordinator
+    assert await oncebox.recover(guest.producer, guest.database) == "aborted"
+    coordinator.waiting, coordinator.owner = 8, NEWER
+    for _ in range(2):
+        with pytest.raises(ProducerFencedError) as fenced:
+            await guest.transfer(b"late")
+        assert fenced.value.owner == NEWER
+    assert await oncebox.recover(guest.producer, guest.database) is None
+    assert [end.grant.number for end in coordinator.ends] == [7]
+
+
+async def test_one_begun_ahead_is_not_granted_over_a_newer_instance(guest: Service) -> None:
     coordinator: Any = guest.coordinator
     assert guest.producer.prepared is not None
-    coordinator.following = 8
+    coordinator.following = NEWER
     committing = guest.producer.prepared.commit_soon()
     ahead = await guest.producer.begin()
     await ahead.send("t", b"late")
     await committing
-    with pytest.raises(UsageError, match="recover"):
+    with pytest.raises(ProducerFencedError):
         await ahead.commit()
     await ahead.abort()
     assert [end.grant.number for end in coordinator.ends] == [7]
-    with pytest.raises(UsageError, match="recover"):
+    with pytest.raises(ProducerFencedError):
         await guest.producer.begin()
-    assert guest.producer.prepared.number == 8
+
+
+async def test_what_was_found_is_decided_by_who_is_fenced_as_well(guest: Service) -> None:
+    """The row decides, whoever asks: only the next is not for us to begin."""
+    found = guest.producer.prepared
+    assert found is not None
+    error = error_from(transaction_pb2.Error(code=transaction_pb2.PRODUCER_FENCED, owner=NEWER))
+    guest.claim.error = error
+    found.fail(error)
+    guest.database.decided[7] = "committed"
+    assert await oncebox.recover(guest.producer, guest.database) == "committed"
+    assert [(end.grant.number, end.result) for end in guest.coordinator.ends] == [(7, transaction_pb2.COMMITTED)]
+    with pytest.raises(ProducerFencedError):
+        await guest.producer.begin()
 
 
 async def test_what_may_be_prepared_is_decided_by_recovering(service: Service) -> None:

@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition as Native
 
 from oncebox.errors import ConsumeError
 from oncebox.group_consumer import GroupConsumer, JoinedAnewError
-from oncebox.wire import KafkaSettings, TopicPartition
+from oncebox.wire import FETCH_BACKOFF_MS, KafkaSettings, TopicPartition
 
 
 @pytest.fixture
@@ -20,6 +20,16 @@ def consumer() -> Iterator[GroupConsumer]:
     yield made
     made._consumer.close()
     made._executor.shutdown()
+
+
+def test_a_full_queue_does_not_stop_fetching_for_a_second() -> None:
+    """As librdkafka has it by default; the caller's own word counts all the same."""
+    settings = KafkaSettings(bootstrap_servers="127.0.0.1:9")
+    for given, expected in (({}, FETCH_BACKOFF_MS), ({"fetch.queue.backoff.ms": 100}, 100)):
+        made = GroupConsumer(settings, ["t"], "g", config=given, revoked=lambda *_: None)
+        assert made._config["fetch.queue.backoff.ms"] == expected
+        made._consumer.close()
+        made._executor.shutdown()
 
 
 class Moving:

@@ -84,12 +84,14 @@ async def test_heartbeats_go_on_after_one_that_could_not_be_sent() -> None:
 class Contested:
     """Stands in for Session: while we take the id over another does, and all who listen are told."""
 
-    def __init__(self, number_first: int) -> None:
+    def __init__(self, number_first: int, *, is_prepared: bool = False) -> None:
         self.fenced: Fenced
         self.number_first = number_first
+        # Whoever takes the id over finds number 7 so.
+        self.is_prepared = is_prepared
 
-    def tell(self, number_first: int) -> None:
-        owner = transaction_pb2.Owner(instance="another", number_first=number_first)
+    def tell(self, number_first: int, instance: str = "another") -> None:
+        owner = transaction_pb2.Owner(instance=instance, number_first=number_first)
         self.fenced(transaction_pb2.Error(code=transaction_pb2.PRODUCER_FENCED, owner=owner))
 
     def listen(self, _transactional_id: str, fenced: Fenced) -> Callable[[], None]:
@@ -100,7 +102,11 @@ class Contested:
         del timeout_s
         assert name == "init_producer"
         self.tell(self.number_first)
-        return coordinator_pb2.InitProducerResponse(grant=transaction_pb2.Grant(number=7))
+        grant = transaction_pb2.Grant(number=7)
+        if self.is_prepared:
+            prepared = coordinator_pb2.PreparedTransaction(grant=grant)
+            return coordinator_pb2.InitProducerResponse(prepared=prepared)
+        return coordinator_pb2.InitProducerResponse(grant=grant)
 
     async def close(self) -> None: ...
 
@@ -116,6 +122,26 @@ async def test_who_takes_an_id_over_is_fenced_by_who_comes_after_and_by_nobody_b
     with pytest.raises(ProducerFencedError):
         await second.begin()
     for producer in (first, second):
+        await producer._close()
+
+
+async def test_of_two_who_find_the_same_prepared_the_number_does_not_tell_who_came_first() -> None:
+    """Heard of before we are told our own, it may have been either: our next begin will tell. Later there is no doubt,
+    but of what tells of ourselves.
+    """
+    sessions = [Contested(first, is_prepared=True) for first in (8, 9)]
+    first, second = (Producer("127.0.0.1:1", transactional_id="t", session=each) for each in sessions)  # type: ignore[arg-type]
+    for producer in (first, second):
+        await producer._claim("t")
+        producer._is_running = True
+    sessions[0].tell(8, first.instance)
+    with pytest.raises(UsageError, match="recover"):
+        await first.begin()
+    sessions[0].tell(8)
+    for producer in (first, second):
+        with pytest.raises(ProducerFencedError):
+            await producer.begin()
+        assert producer.prepared is not None
         await producer._close()
 
 
