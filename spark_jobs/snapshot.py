@@ -299,12 +299,17 @@ class Mark(NamedTuple):
     run: int
     xmin: int  # rows written by this transaction or a later one may be new
     started_at_ms: int
+    replayed: frozenset[tuple[int, int]]  # dead letters below it that were replayed since: not compared by any run
 
 
 def read_mark(snapshot: Snapshot, cut: Cut) -> Mark | None:
     """None: nothing was verified."""
     rows = _verified(snapshot, cut.relay, cut.config_hash)
-    return Mark(run=rows[0][4], xmin=rows[0][3], started_at_ms=rows[0][5]) if rows else None
+    if not rows:
+        return None
+    run, xmin = rows[0][4], rows[0][3]
+    replayed = frozenset(snapshot.rows("letters_replayed_since", relay=cut.relay, run=run))
+    return Mark(run=run, xmin=xmin, started_at_ms=rows[0][5], replayed=replayed & cut.replayed.keys())
 
 
 def _need_tables(snapshot: Snapshot) -> None:
