@@ -59,6 +59,11 @@ WHERE p.relay = %(relay)s OR %(relay)s = '';
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '' FROM pg_attribute AS a
 WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped;
 
+-- name: is_hidden
+-- Whether row-level security applies to whoever asks, in the table or a partition of it.
+SELECT coalesce(bool_or(row_security_active(t.relid::oid)), false)
+FROM (SELECT to_regclass(%(table)s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))) AS t (relid);
+
 -- name: followers
 -- Foreign keys by which others would go, or change, with a deleted row: (c)ascade, set (n)ull, set (d)efault.
 SELECT n.nspname, c.relname, array_agg(a.attname::text ORDER BY u.at), array_agg(f.attname::text ORDER BY u.at)
