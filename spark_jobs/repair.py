@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.errors import ForeignKeyViolation, LockNotAvailable, RestrictViolation
 
-from spark_jobs.cut import merge
+from spark_jobs.applied import Applied, has, is_new, overtaken
 from spark_jobs.database import OFFSET, SOURCE, digest_sql, identities_condition, record_digests
 from spark_jobs.errors import ReconcileError
 from spark_jobs.followers import FollowersError, refuse_followers
@@ -30,7 +30,6 @@ from spark_jobs.values import AS_THE_RELAY, value_sql
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from spark_jobs.cut import Range
     from spark_jobs.database import Ask, Identity
     from spark_jobs.targets import Target
 
@@ -52,7 +51,6 @@ UNAPPLIED = (
     "its record is not among what the relay has applied any more (it was rewound since the plan was made, or its "
     "tables were rebuilt): plan again"
 )
-Applied = dict[int, list["Range"]]  # source → what of it is applied
 IsNew = Callable[[int, int], bool]  # of a record, by its source and offset
 Connection = psycopg.Connection[Any]
 
@@ -85,9 +83,9 @@ def apply_plan(
                     return MOVED
                 if table.first.guard and overtaken(action["found"], seen, now):
                     return OVERTAKEN
-                if action["do"] == "write" and not _has(now, action["source"], action["record"]["offset"]):
+                if action["do"] == "write" and not has(now, action["source"], action["record"]["offset"]):
                     return UNAPPLIED
-                return _carry_out(connection, table, action, done, partial(_is_new, seen=seen, now=now))
+                return _carry_out(connection, table, action, done, partial(is_new, seen=seen, now=now))
 
             for action, problem in _in_any_order(connection, plan["actions"], problem_of):
                 if problem:
@@ -188,34 +186,6 @@ def _moved(connection: Connection, plan: Mapping[str, Any]) -> tuple[set[str], A
         if is_replayed or plan["applied"].get(str(source)) != [list(each) for each in now[source]]:
             moved.add(topic)
     return moved, now
-
-
-def overtaken(found: Sequence[int | None] | None, seen: Applied, now: Applied) -> bool:
-    """Whether the relay has meanwhile come to a row that was ahead of it. `found`: the record that the row names. The
-    guard changes nothing in a row that names this record or a later one: its digest does not tell that it is right now,
-    or that a record was passed over for it.
-    """
-    source, offset = found or (None, None)
-    if source is None or offset is None:
-        return False  # the guard lets every record over such a row
-    before = seen.get(source, [])
-    if _has(seen, source, offset):
-        return False
-    return _up_to(offset, before) != _up_to(offset, now.get(source, []))
-
-
-def _is_new(source: int, offset: int, *, seen: Applied, now: Applied) -> bool:
-    """Whether the relay has come to this record since the plan."""
-    return source in now and not _has(seen, source, offset)
-
-
-def _has(applied: Applied, source: int, offset: int) -> bool:
-    return any(first <= offset < last for first, last in applied.get(source, []))
-
-
-def _up_to(offset: int, ranges: Sequence[Range]) -> tuple[Range, ...]:
-    clamped = [(first, min(last, offset + 1)) for first, last in ranges]
-    return merge([each for each in clamped if each[0] < each[1]])
 
 
 def raise_fence(connection: Connection, relay: str, owner: str) -> None:
