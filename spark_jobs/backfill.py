@@ -8,17 +8,19 @@ again. What ends that transaction before its commit leaves everything as it was,
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
+from psycopg.errors import LockNotAvailable
 
 from oncebox.settings import kafka_settings
 from spark_jobs.compare import Run
 from spark_jobs.cut import beyond
 from spark_jobs.errors import CannotCheckError, ReconcileError
-from spark_jobs.repair import raise_fence
+from spark_jobs.repair import LOCK_WAIT_MS, raise_fence
 from spark_jobs.snapshot import DEAD_LETTERS_MAX, REPLAYED_MAX, Snapshot, existing_tables, take_cut
 from spark_jobs.staging import Staging
 from spark_jobs.swap import Swap
@@ -26,7 +28,7 @@ from spark_jobs.targets import by_table, read_target
 from spark_jobs.values import AS_THE_RELAY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -98,7 +100,7 @@ class _Backfill:
                 look, left = self._look_again(look)
                 if _size(left) <= HELD_OFFSETS_MAX:
                     break
-            with self._connection.transaction(force_rollback=is_dry):
+            with self._one_transaction(is_dry=is_dry):
                 self._hold(first)
                 look, left = self._look_again(look)
                 self._progress(f"{self._name}: the relay is held; it has applied {_size(left):,} offsets since")
@@ -123,6 +125,21 @@ class _Backfill:
             staging.add(run, look.table, sources)
             self._progress(f"{self._name}: {_size(sources):,} offsets are staged")
         self._staged = {source.position.source: source.ranges for source in look.sources}
+
+    @contextmanager
+    def _one_transaction(self, *, is_dry: bool) -> Iterator[None]:
+        """Whoever waits for the table's lock holds up those who come after, and the relay with them: nobody is waited
+        for without end.
+        """
+        try:
+            with self._connection.transaction(force_rollback=is_dry):
+                self._connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_WAIT_MS))
+                yield
+        except LockNotAvailable as error:
+            raise CannotCheckError(
+                f"somebody else has locked what is to be changed, for {LOCK_WAIT_MS / 1000:g} s by now, and the relay "
+                "waits meanwhile: nothing is changed, try again"
+            ) from error
 
     def _hold(self, look: Look) -> None:
         """To the end of the transaction nobody writes the table, and the relay commits nothing. In the order in which

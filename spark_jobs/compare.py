@@ -80,7 +80,7 @@ def compare_table(run: Run, table: Table) -> TableResult:
         comparison = Comparison(run, table, sources, expectation, actual, width)
         expected, differing, (suspects, counts) = comparison.compare(expected, is_latest=is_latest)
         deleted = expectation.deleted() if expected.deletes and table.first.guard and run.since else None
-        older = older_rows(run, table, sources, actual, classes, deleted)
+        older, untold_late = older_rows(run, table, sources, actual, classes, deleted)
     outside_suspects, notes, is_more = _outside(run, table, actual.outside, classes)
     counts.update(older.counts)
     counts.update(each.opinion for each in outside_suspects)
@@ -88,9 +88,10 @@ def compare_table(run: Run, table: Table) -> TableResult:
     if not run.snapshot.has_storage_of(table.schema, table.table):
         note = f"{table.name}: was emptied or rewritten while it was compared; it is not checked: run again"
         return TableResult(table=table.name, notes=(note,))
-    settled = Settler(run.spark, run.kafka, run.snapshot, run.cut).settle(table, suspects, untold=expected.untold)
+    untold = expected.untold + untold_late
+    settled = Settler(run.spark, run.kafka, run.snapshot, run.cut).settle(table, suspects, untold=untold)
     unseen = (counts - Counter(each.suspect.opinion for each in settled)).total()
-    notes += _left_out(run, table, settled, expired=actual.expired, untold=expected.untold, unseen=unseen)
+    notes += _left_out(run, table, settled, expired=actual.expired, untold=untold, unseen=unseen)
     return TableResult(
         table=table.name,
         rows_expected=expected.rows,
@@ -176,10 +177,9 @@ def _is_replacing(run: Run, table: Table, sources: Sequence[SourceCut]) -> bool:
     """Whether the newest record of each key has to be found from the start."""
     if not table.first.is_keyed:
         return False
-    name = sql.Identifier(table.schema, table.table).as_string(None)
-    key = [column.name for column in table.first.key]
-    if not any(set(unique) <= set(key) for (unique,) in run.snapshot.rows("unique_keys", table=name)):
+    if not database.keeps_apart(run.snapshot, table):
         return True  # rows that were replaced may stand beside those that replaced them
+    name = sql.Identifier(table.schema, table.table).as_string(None)
     span = sum(last - first for source in sources for first, last in source.ranges)
     ((estimate,),) = run.snapshot.execute(
         "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint FROM pg_class AS c WHERE c.oid = to_regclass(%s) "

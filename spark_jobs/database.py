@@ -106,6 +106,14 @@ def written_since(table: Table, before: Sequence[SourceCut], xmin: int) -> sql.C
     )
 
 
+def keeps_apart(snapshot: Snapshot, table: Table) -> bool:
+    """Whether an index keeps a second row of one key out (where each record is a row of its own, of one record)."""
+    first = table.first
+    identity = {column.name for column in first.key} if first.is_keyed else {SOURCE, OFFSET}
+    name = sql.Identifier(table.schema, table.table).as_string(None)
+    return any(set(unique) <= identity for (unique,) in snapshot.rows("unique_keys", table=name))
+
+
 def at_places(places: Collection[tuple[int, int]]) -> sql.Composable:
     """Rows that name one of these records."""
     if not places:

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.errors import ForeignKeyViolation, LockNotAvailable, RestrictViolation
 
-from spark_jobs.cut import merge
+from spark_jobs.applied import Applied, has, is_new, overtaken
 from spark_jobs.database import OFFSET, SOURCE, digest_sql, identities_condition, record_digests
 from spark_jobs.errors import ReconcileError
 from spark_jobs.followers import FollowersError, refuse_followers
@@ -30,12 +30,12 @@ from spark_jobs.values import AS_THE_RELAY, value_sql
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from spark_jobs.cut import Range
     from spark_jobs.database import Ask, Identity
     from spark_jobs.targets import Target
 
 OWNER = "oncebox reconcile repair"
 FORMAT = 2
+UNDO_FORMAT = 3
 LOCK_WAIT_MS = 60_000
 # A row refers to nothing, or is referred to. (The latter under RESTRICT has an error of its own since PostgreSQL 18.)
 REFERENCES = (ForeignKeyViolation, RestrictViolation, FollowersError)
@@ -47,7 +47,10 @@ OVERTAKEN = (
     "the relay has applied its record since the plan was made, or one before it, which the row has kept out: plan "
     "again (where that happens each time, with the relay paused: oncebox relay pause)"
 )
-Applied = dict[int, list["Range"]]  # source → what of it is applied
+UNAPPLIED = (
+    "its record is not among what the relay has applied any more (it was rewound since the plan was made, or its "
+    "tables were rebuilt): plan again"
+)
 IsNew = Callable[[int, int], bool]  # of a record, by its source and offset
 Connection = psycopg.Connection[Any]
 
@@ -62,7 +65,7 @@ def apply_plan(
     """How many rows were changed, and which were left alone and why. `keep` is given the document that undoes it before
     anything is committed: where it cannot be kept, nothing is changed.
     """
-    if not _is_document(plan, "plan", ("relay", "config_hash", "applied", "letters_replayed", "actions")):
+    if not _is_document(plan, "plan", FORMAT, ("relay", "config_hash", "applied", "letters_replayed", "actions")):
         raise ReconcileError("this file is no repair plan: make one with oncebox reconcile plan")
     done: list[dict[str, Any]] = []
     skipped: list[str] = []
@@ -80,7 +83,9 @@ def apply_plan(
                     return MOVED
                 if table.first.guard and overtaken(action["found"], seen, now):
                     return OVERTAKEN
-                return _carry_out(connection, table, action, done, partial(_is_new, seen=seen, now=now))
+                if action["do"] == "write" and not has(now, action["source"], action["record"]["offset"]):
+                    return UNAPPLIED
+                return _carry_out(connection, table, action, done, partial(is_new, seen=seen, now=now))
 
             for action, problem in _in_any_order(connection, plan["actions"], problem_of):
                 if problem:
@@ -89,7 +94,7 @@ def apply_plan(
                 raise _RollBack
             if done:
                 undo = {name: plan[name] for name in ("relay", "config_hash")}
-                keep({"format": FORMAT, "kind": "undo", **undo, "rows": done})
+                keep({"format": UNDO_FORMAT, "kind": "undo", **undo, "rows": done})
     except _RollBack:
         pass
     return {"done": len(done), "skipped": skipped}
@@ -120,7 +125,13 @@ def _in_any_order(
 
 def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> int:
     """Puts back the rows as they were; those that are not as the repair left them stay as they are."""
-    if not _is_document(undo, "undo", ("relay", "config_hash", "rows")):
+    names = ("relay", "config_hash", "rows")
+    if _is_document(undo, "undo", FORMAT, names):
+        raise ReconcileError(
+            "this undo file is of an earlier version of oncebox, whose undo files do not have every value as it was: "
+            "undo it with the version that wrote it"
+        )
+    if not _is_document(undo, "undo", UNDO_FORMAT, names):
         raise ReconcileError("this file is no undo file: a repair writes one (--undo-file)")
     count = 0
     try:
@@ -135,11 +146,11 @@ def apply_undo(dsn: str, undo: Mapping[str, Any], *, is_dry: bool = False) -> in
     return count
 
 
-def _is_document(document: Any, kind: str, names: Sequence[str]) -> bool:
+def _is_document(document: Any, kind: str, version: int, names: Sequence[str]) -> bool:
     """Whether it is what we have written: a file may hold anything."""
     if not isinstance(document, dict) or not document.keys() >= set(names):
         return False
-    return document.get("format") == FORMAT and document.get("kind") == kind
+    return document.get("format") == version and document.get("kind") == kind
 
 
 @contextmanager
@@ -175,30 +186,6 @@ def _moved(connection: Connection, plan: Mapping[str, Any]) -> tuple[set[str], A
         if is_replayed or plan["applied"].get(str(source)) != [list(each) for each in now[source]]:
             moved.add(topic)
     return moved, now
-
-
-def overtaken(found: Sequence[int | None] | None, seen: Applied, now: Applied) -> bool:
-    """Whether the relay has meanwhile come to a row that was ahead of it. `found`: the record that the row names. The
-    guard changes nothing in a row that names this record or a later one: its digest does not tell that it is right now,
-    or that a record was passed over for it.
-    """
-    source, offset = found or (None, None)
-    if source is None or offset is None:
-        return False  # the guard lets every record over such a row
-    before = seen.get(source, [])
-    if any(first <= offset < last for first, last in before):
-        return False
-    return _up_to(offset, before) != _up_to(offset, now.get(source, []))
-
-
-def _is_new(source: int, offset: int, *, seen: Applied, now: Applied) -> bool:
-    """Whether the relay has come to this record since the plan."""
-    return source in now and not any(first <= offset < last for first, last in seen.get(source, []))
-
-
-def _up_to(offset: int, ranges: Sequence[Range]) -> tuple[Range, ...]:
-    clamped = [(first, min(last, offset + 1)) for first, last in ranges]
-    return merge([each for each in clamped if each[0] < each[1]])
 
 
 def raise_fence(connection: Connection, relay: str, owner: str) -> None:
@@ -249,12 +236,11 @@ def _carry_out(
             written = _write(connection, table, action, place, is_new, is_there=bool(before))
         except _LeftAlone as problem:
             return str(problem)
-    rows = [row for row, _ in before]
     done.append(
         {
             "table": table.name,
             "identity": who if isinstance(who, str) else list(who),
-            "before": rows,
+            "before": [{"columns": row, "digest": digest} for row, digest in before],
             "written": written,
         }
     )
@@ -265,14 +251,25 @@ class _LeftAlone(Exception):  # noqa: N818 - no error: the row stays as it is
     pass
 
 
-def _rows(connection: Connection, table: Table, place: sql.Composable) -> list[tuple[str, int]]:
-    """The rows there, locked: each as a JSON text (parsed, a number would pass through a double), and its digest."""
+def _columns(connection: Connection, table: Table) -> dict[str, str]:
+    """The table's own columns with their types, without those that PostgreSQL computes."""
+    name = sql.Identifier(table.schema, table.table).as_string(connection)
+    listed = connection.execute(query("columns"), {"table": name}).fetchall()
+    return {column: kind for column, kind, is_generated in listed if not is_generated}
+
+
+def _rows(connection: Connection, table: Table, place: sql.Composable) -> list[tuple[dict[str, str | None], int]]:
+    """The rows there, locked: each value as its own type's text, which that type reads again, and the row's digest.
+    (JSON has no word for an array's bounds or a jsonb null, and cannot be read with a NUL in a json document.)
+    """
+    names = list(_columns(connection, table))
+    texts = sql.SQL(", ").join(sql.SQL("t.{}::text").format(sql.Identifier(name)) for name in names)
     found = connection.execute(
-        sql.SQL("SELECT row_to_json(t)::text, {} FROM {} AS t WHERE {} FOR UPDATE").format(
-            digest_sql(table.first), sql.Identifier(table.schema, table.table), place
+        sql.SQL("SELECT ARRAY[{}], {} FROM {} AS t WHERE {} FOR UPDATE").format(
+            texts, digest_sql(table.first), sql.Identifier(table.schema, table.table), place
         )
     ).fetchall()
-    return [(row[0], row[1]) for row in found]
+    return [(dict(zip(names, row[0], strict=True)), row[1]) for row in found]
 
 
 def _identity(table: Table, action: Mapping[str, Any]) -> Identity:
@@ -364,28 +361,36 @@ def _put_back(connection: Connection, table: Table, row: Mapping[str, Any]) -> i
     now = [digest for _, digest in _rows(connection, table, place)]
     if now != ([] if row["written"] is None else [row["written"]]):
         return 0
-    if len(now) == len(row["before"]) == 1:
+    kinds, before = _columns(connection, table), row["before"]
+    if len(now) == len(before) == 1:
         # Only what the repair has written: other columns may be newer by now, and a delete takes with it what refers to
         # the row.
         guard = (SOURCE, OFFSET) if table.first.guard else ()
-        written = sql.SQL(", ").join(map(sql.Identifier, (*table.first.columns_named, *guard)))
-        connection.execute(
-            sql.SQL(
-                "UPDATE {t} SET ({names}) = (SELECT {names} FROM json_populate_record(NULL::{t}, %s::json)) WHERE {w}"
-            ).format(t=relation, names=written, w=place),
-            row["before"],
+        names = [name for name in (*table.first.columns_named, *guard) if name in kinds]
+        values = _values(kinds, names, before[0]["columns"])
+        changes = sql.SQL(", ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in zip(names, values, strict=True)
         )
-        return 1
-    refuse_followers(connection, table.schema, table.table, place)
-    connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(relation, place))
-    listed = connection.execute(query("columns"), {"table": relation.as_string(connection)}).fetchall()
-    names = sql.SQL(", ").join(sql.Identifier(name) for name, _, is_generated in listed if not is_generated)
-    for before in row["before"]:
-        connection.execute(
-            sql.SQL(
-                "INSERT INTO {t} ({names}) OVERRIDING SYSTEM VALUE "
-                "SELECT {names} FROM json_populate_record(NULL::{t}, %s::json)"
-            ).format(t=relation, names=names),
-            [before],
-        )
+        connection.execute(sql.SQL("UPDATE {} SET {} WHERE {}").format(relation, changes, place))
+    else:
+        refuse_followers(connection, table.schema, table.table, place)
+        connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(relation, place))
+        for each in before:
+            names = [name for name in kinds if name in each["columns"]]
+            connection.execute(
+                sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({})").format(
+                    relation,
+                    sql.SQL(", ").join(map(sql.Identifier, names)),
+                    sql.SQL(", ").join(_values(kinds, names, each["columns"])),
+                )
+            )
+    if sorted(digest for _, digest in _rows(connection, table, place)) != sorted(each["digest"] for each in before):
+        raise ReconcileError(f"{table.name} {who}: the row does not read as it did before; all is rolled back")
     return 1
+
+
+def _values(
+    kinds: Mapping[str, str], names: Sequence[str], texts: Mapping[str, str | None]
+) -> Iterator[sql.Composable]:
+    for name in names:
+        yield sql.SQL("{}::text::{}").format(texts[name], sql.SQL(kinds[name]))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DEAD_LETTERS_MAX = 100_000
 REPLAYED_MAX = 10_000  # with their values
 APPLICATION = "oncebox reconcile"
+# Where a policy would hide rows from us, PostgreSQL refuses the query: rows that are hidden are not missing.
+SEE_ALL = "SET row_security = off"
 
 
 class Snapshot:
@@ -53,6 +55,7 @@ class Snapshot:
         holder = self._holder
         holder.execute("SET idle_in_transaction_session_timeout = 0")
         holder.execute("SET TIME ZONE 'UTC'")
+        holder.execute(SEE_ALL)
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         row = holder.execute(
             "SELECT pg_export_snapshot(), pg_current_snapshot()::text, "
@@ -109,6 +112,7 @@ class Snapshot:
     def joined(self) -> Iterator[psycopg.Connection[Any]]:
         """Another connection that sees the same instant; proved by the canary."""
         with psycopg.connect(self._dsn, autocommit=True, application_name=APPLICATION) as connection:
+            connection.execute(SEE_ALL)
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self.name)))
             seen = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
@@ -125,7 +129,7 @@ class Snapshot:
         return jdbc_place(self._holder) | {
             "fetchsize": "10000",
             "sessionInitStatement": "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
-            f"SET TRANSACTION SNAPSHOT '{self.name}'",
+            f"SET TRANSACTION SNAPSHOT '{self.name}'; {SEE_ALL}",
         }
 
 
@@ -299,12 +303,17 @@ class Mark(NamedTuple):
     run: int
     xmin: int  # rows written by this transaction or a later one may be new
     started_at_ms: int
+    replayed: frozenset[tuple[int, int]]  # dead letters below it that were replayed since: not compared by any run
 
 
 def read_mark(snapshot: Snapshot, cut: Cut) -> Mark | None:
     """None: nothing was verified."""
     rows = _verified(snapshot, cut.relay, cut.config_hash)
-    return Mark(run=rows[0][4], xmin=rows[0][3], started_at_ms=rows[0][5]) if rows else None
+    if not rows:
+        return None
+    run, xmin = rows[0][4], rows[0][3]
+    replayed = frozenset(snapshot.rows("letters_replayed_since", relay=cut.relay, run=run))
+    return Mark(run=run, xmin=xmin, started_at_ms=rows[0][5], replayed=replayed & cut.replayed.keys())
 
 
 def _need_tables(snapshot: Snapshot) -> None:
@@ -349,6 +358,11 @@ def existing_tables(snapshot: Snapshot, tables: Sequence[Table]) -> tuple[list[T
             notes.append(f"{table.name}: missing or of another type than the relay knows: {told}; it is not checked")
         elif table.obstacle:
             notes.append(f"{table.name}: {table.obstacle}; it is not checked")
+        elif snapshot.rows("is_hidden", table=quoted) == [(True,)]:
+            notes.append(
+                f"{table.name}: row-level security may hide rows from this role, which needs BYPASSRLS (or to be the "
+                "table's owner); it is not checked"
+            )
         else:
             existing.append(table)
     for table in existing:

@@ -16,6 +16,7 @@ from spark_jobs.cut import waits
 from spark_jobs.database import OFFSET, SOURCE, composed, in_cut
 from spark_jobs.encoding import sql_row
 from spark_jobs.errors import CannotCheckError, ReconcileError
+from spark_jobs.followers import refuse_followers
 from spark_jobs.values import text_sql
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 Connection = psycopg.Connection[Any]
 # `newest`: as staged, the last record of each key in each source. `made`: the rows that there should be.
-NEWEST, MADE = (sql.Identifier("pg_temp", f"oncebox_backfill_{name}") for name in ("newest", "made"))
+# `gone`: where the rows stand that are to be deleted.
+NEWEST, MADE, GONE = (sql.Identifier("pg_temp", f"oncebox_backfill_{name}") for name in ("newest", "made", "gone"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class Swap:
             "t": sql.Identifier(table.schema, table.table),
             "newest": NEWEST,
             "made": MADE,
+            "gone": GONE,
             "key": _identity(table, [f"t.{_quoted(column)}" for column in self._target.key], "t."),
             "row": _whole(columns, of_row),
             "made_row": _whole(columns, [f"m.{name}" for name in self._staged]),
@@ -176,11 +179,16 @@ class Swap:
 
     def _delete(self) -> int:
         """Rows that should not be there, and second copies, where somebody has dropped the constraint."""
-        return self._run(
-            "DELETE FROM {t} WHERE (tableoid, ctid) IN (SELECT e.tableoid, e.ctid FROM (SELECT t.tableoid, t.ctid, "
-            "{key} AS key_text, row_number() OVER (PARTITION BY {key}) AS copy FROM {t} AS t) AS e "
-            "LEFT JOIN {made} AS m ON m.key_text = e.key_text WHERE e.copy > 1 OR m.key_text IS NULL)"
+        self._run(
+            "CREATE TEMPORARY TABLE {gone} ON COMMIT DROP AS SELECT e.leaf, e.row_at FROM (SELECT t.tableoid AS leaf, "
+            "t.ctid AS row_at, {key} AS key_text, row_number() OVER (PARTITION BY {key}) AS copy FROM {t} AS t) AS e "
+            "LEFT JOIN {made} AS m ON m.key_text = e.key_text WHERE e.copy > 1 OR m.key_text IS NULL"
         )
+        # The table's lock keeps nobody from referring to a row: that takes a lock of the row.
+        place = composed("(tableoid, ctid) IN (SELECT leaf, row_at FROM {gone})").format(gone=GONE)
+        self._run("SELECT FROM {t} WHERE {place} FOR UPDATE", place=place)
+        refuse_followers(self._connection, self._table.schema, self._table.table, place)
+        return self._run("DELETE FROM {t} WHERE {place}", place=place)
 
     def _update(self) -> int:
         pairs = zip(self._written, self._staged, strict=True)

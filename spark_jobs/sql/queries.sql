@@ -28,6 +28,14 @@ SELECT DISTINCT ON (l.source, l.record_offset) l.source, l.record_offset, s.topi
 FROM oncebox.dead_letter AS l JOIN oncebox.source AS s USING (source)
 WHERE l.relay = %(relay)s AND l.state = 'replayed' ORDER BY l.source, l.record_offset, l.id DESC LIMIT %(limit)s;
 
+-- name: letters_replayed_since
+-- Below the mark of a run, which has left them out. A row's xmin has 32 bits; put before the snapshot's end it has all 64.
+SELECT DISTINCT l.source, l.record_offset
+FROM oncebox.dead_letter AS l JOIN oncebox.reconciliation_verified AS v USING (relay, source)
+CROSS JOIN LATERAL (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) AS s (now)
+WHERE l.relay = %(relay)s AND l.state = 'replayed' AND v.run = %(run)s AND l.record_offset < v.next_offset
+    AND s.now - ((s.now - l.xmin::text::bigint) & 4294967295) >= v.snapshot_xmin;
+
 -- name: feed_positions
 SELECT partition, next_offset FROM oncebox.feed_position WHERE relay = %(relay)s;
 
@@ -50,6 +58,11 @@ WHERE p.relay = %(relay)s OR %(relay)s = '';
 -- name: columns
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '' FROM pg_attribute AS a
 WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped;
+
+-- name: is_hidden
+-- Whether row-level security applies to whoever asks, in the table or a partition of it.
+SELECT coalesce(bool_or(row_security_active(t.relid::oid)), false)
+FROM (SELECT to_regclass(%(table)s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))) AS t (relid);
 
 -- name: followers
 -- Foreign keys by which others would go, or change, with a deleted row: (c)ascade, set (n)ull, set (d)efault.

@@ -90,13 +90,11 @@ class World:
             "feed_topic": self.coordinators.feed_topic,
             "report_folder": self.folder / "reports",
             "database_connections": 2,
+            "kafka": KafkaSection(bootstrap_servers=self.servers),
+            "postgres": PostgresSection(dsn=SecretStr(self.dsn)),
             **more,
         }
-        return ReconcileSettings(
-            kafka=KafkaSection(bootstrap_servers=self.servers),
-            postgres=PostgresSection(dsn=SecretStr(self.dsn)),
-            **given,
-        )
+        return ReconcileSettings(**given)
 
     def transfer(self, *ids: int, commit: bool = True, version: int = 0) -> None:
         """One transaction: an account row for each id, and an entry in the journal."""

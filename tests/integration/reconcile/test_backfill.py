@@ -165,6 +165,41 @@ def test_killed_anywhere_it_is_done_or_not_begun(world: World, backfilled: Backf
     assert (rows(world, "accounts"), world.run(STAGED)) == (right, [])
 
 
+@pytest.mark.parametrize("rule", ["CASCADE", "SET NULL"])
+def test_a_row_does_not_go_that_takes_others_with_it(world: World, backfilled: Backfilled, rule: str):
+    world.transfer(1, 2)
+    world.apply()
+    world.run("INSERT INTO accounts (id, name) VALUES (1000, 'by hand')")
+    world.run(f"CREATE TABLE child (account bigint REFERENCES accounts ON DELETE {rule})")
+    world.run("INSERT INTO child VALUES (1), (1000)")
+    spoilt, state = rows(world, "accounts"), world.run(STATE)
+    for is_dry in (True, False):
+        with pytest.raises(ReconcileError, match=r"1 rows of public\.child refer to a row of public\.accounts"):
+            backfilled(is_dry=is_dry)
+        assert (rows(world, "accounts"), world.run(STATE)) == (spoilt, state)
+        assert rows(world, "child") == [(1,), (1000,)]
+    world.run("DELETE FROM child WHERE account = 1000")
+    assert counted(backfilled()) == (2, 1, 0, 0)
+    assert rows(world, "child") == [(1,)]
+
+
+def test_nobody_is_waited_for_without_end(world: World, backfilled: Backfilled, monkeypatch: pytest.MonkeyPatch):
+    """Behind a lock that is waited for, the relay and all other writers of the table wait, too."""
+    world.transfer(1, 2)
+    world.apply()
+    world.run("DELETE FROM accounts WHERE id = 1")
+    spoilt, state = rows(world, "accounts"), world.run(STATE)
+    monkeypatch.setattr("spark_jobs.backfill.LOCK_WAIT_MS", 100)
+    for held in ("UPDATE accounts SET name = 'mine'", "UPDATE oncebox.relay SET beat_at = now()"):
+        with psycopg.connect(world.dsn, options="-c search_path=public") as other:
+            other.execute(held)
+            with pytest.raises(CannotCheckError, match=r"somebody else has locked .*, for 0\.1 s by now"):
+                backfilled()
+            other.rollback()
+        assert (rows(world, "accounts"), world.run(STATE), world.run(STAGED)) == (spoilt, state, [])
+    assert counted(backfilled()) == (2, 0, 0, 1)
+
+
 @pytest.mark.parametrize(("mode", "table"), [("transaction", "things"), ("partition", "lines")])
 def test_a_running_relay_goes_on(
     mode: str,

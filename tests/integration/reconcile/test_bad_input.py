@@ -12,8 +12,11 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pydantic import SecretStr
 
 from oncebox.local import LocalPostgres
+from oncebox.settings import PostgresSection
 from spark_jobs.database import EACH_ROW
 from spark_jobs.errors import CannotCheckError, ReconcileError
 from spark_jobs.findings import Kind
@@ -252,6 +255,37 @@ def test_a_role_that_may_only_read(world: World, monkeypatch: pytest.MonkeyPatch
     assert told[-1] == f"report: {page}"
     assert "could not be stored" in page.read_text()
     assert world.run("SELECT to_regclass('oncebox.reconciliation_runs')") == [(None,)]
+
+
+def test_a_role_that_policies_hide_rows_from(world: World, spark: Any, check: Callable[..., Result]):
+    """What it does not see is not missing."""
+    world.transfer(*range(1, 6))
+    world.apply()
+    role = f"reader_{uuid.uuid4().hex[:8]}"
+    world.run(f"CREATE ROLE {role} LOGIN PASSWORD 'reader' IN ROLE pg_read_all_data")
+    try:
+        world.run("ALTER TABLE accounts ENABLE ROW LEVEL SECURITY")
+        world.run("CREATE POLICY newer ON accounts FOR SELECT USING (id > 2)")
+        dsn = SecretStr(make_conninfo(world.dsn, user=role, password="reader"))
+        hidden = check(postgres=PostgresSection(dsn=dsn))
+        assert (hidden.findings, hidden.exit_code) == ((), 2)
+        (told,) = hidden.unchecked
+        assert told.startswith("public.accounts: row-level security may hide rows from this role")
+        with Snapshot(dsn.get_secret_value()) as snapshot:
+            options = snapshot.jdbc_options()
+            of_spark = spark.read.jdbc(options.pop("url"), "public.accounts", properties=options)
+            with pytest.raises(Py4JJavaError, match="row-level security"):
+                of_spark.collect()
+            statement = "SELECT count(*) FROM public.accounts"
+            is_refused = pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security")
+            with snapshot.joined() as connection, is_refused:
+                connection.execute(statement)
+            with pytest.raises(CannotCheckError, match="row-level security"):
+                snapshot.execute(statement)
+        world.run(f"ALTER ROLE {role} BYPASSRLS")
+        assert check(postgres=PostgresSection(dsn=dsn)).exit_code == 0
+    finally:
+        world.run(f"DROP ROLE {role}")
 
 
 def test_clean_while_writers_are_at_work(world: World, check: Callable[..., Result]):

@@ -101,12 +101,15 @@ def test_a_database_that_does_not_answer(capsys: pytest.CaptureFixture[str]):
 
 def test_files_that_are_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     wrong = tmp_path / "wrong.json"
-    for text in ("{}", "[]", "null", '{"format": 2, "kind": "plan"}', '{"format": 2, "kind": "undo"}'):
+    for text in ("{}", "[]", "null", '{"format": 2, "kind": "plan"}', '{"format": 3, "kind": "undo"}'):
         wrong.write_text(text)
         code, _, err = call(capsys, "repair", str(wrong), "--dsn", "postgresql://nowhere")
         assert (code, "no repair plan" in err) == (4, True)
         code, _, err = call(capsys, "repair", str(wrong), "--undo", "--dsn", "postgresql://nowhere")
         assert (code, "no undo file" in err) == (4, True)
+    wrong.write_text('{"format": 2, "kind": "undo", "relay": "r", "config_hash": "", "rows": []}')
+    code, _, err = call(capsys, "repair", str(wrong), "--undo", "--dsn", "postgresql://nowhere")
+    assert (code, "of an earlier version of oncebox" in err) == (4, True)
     wrong.write_text("not JSON")
     code, _, err = call(capsys, "repair", str(wrong), "--dsn", "postgresql://nowhere")
     assert (code, "is not JSON" in err) == (4, True)

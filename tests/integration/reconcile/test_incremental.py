@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import TopicPartition
+import pytest
+from confluent_kafka import OFFSET_END, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from spark_jobs import older, size
 from spark_jobs.findings import Kind
 from spark_jobs.jobs.reconcile import run
+from tests.support.coordinator import read_committed
 from tests.support.reconcile import RELAY
 
 if TYPE_CHECKING:
-    import pytest
-
     from tests.support.reconcile import World
 
 
@@ -85,6 +85,89 @@ def test_a_delete_of_an_older_row_that_took_no_effect(world: World, spark: Any, 
     world.run("DELETE FROM accounts WHERE id IN (5, 6)")
     right = go()
     assert (right.kind, right.exit_code, right.findings) == ("incremental", 0, ())
+
+
+@pytest.mark.parametrize("insert_mode", ["upsert", "insert"])
+def test_a_copy_of_an_older_row(world: World, spark: Any, monkeypatch: pytest.MonkeyPatch, insert_mode: str):
+    """No index keeps it out. It names the same record, and nobody has written the row that it is a copy of."""
+    key = ["id"] if insert_mode == "upsert" else []
+    world.run(
+        "UPDATE oncebox.target SET mapping = mapping || %s WHERE table_name = 'journal'",
+        [json.dumps({"insert_mode": insert_mode, "key": key})],
+    )
+    world.transfer(*range(1, 8))
+    world.apply()
+    assert run(world.settings(), lambda _: None, session=spark)[0].exit_code == 0
+    world.run("ALTER TABLE journal DROP CONSTRAINT journal_pkey")
+    world.run("INSERT INTO journal SELECT * FROM journal WHERE id IN (3000, 4000)")
+    # As it should be, and written since: nothing is wrong with that.
+    world.run("UPDATE journal SET account = account WHERE id = 5000")
+    for keys_max in (older.KEYS_MAX, 1):
+        monkeypatch.setattr(older, "KEYS_MAX", keys_max)
+        copied = run(world.settings(), lambda _: None, session=spark)[0]
+        assert copied.kind == "incremental"
+        assert [(finding.kind, finding.count) for finding in copied.findings] == [(Kind.DUPLICATE, 2)]
+
+
+@pytest.mark.parametrize("insert_mode", ["upsert", "insert"])
+def test_dead_letters_that_were_replayed_since(world: World, spark: Any, insert_mode: str):
+    """They stood aside when the records around them were compared, and no later run reads those again."""
+
+    def go() -> Any:
+        return run(world.settings(), lambda _: None, session=spark)[0]
+
+    def rows() -> dict[str, list[Any]]:
+        return {table: world.run(f"SELECT * FROM {table} ORDER BY id") for table in world.topics}
+
+    def put(wanted: dict[str, list[Any]]) -> None:
+        for table, present in rows().items():
+            for row in set(present) - set(wanted[table]):
+                world.run(f"DELETE FROM {table} WHERE id = %s", [row[0]])
+            for row in set(wanted[table]) - set(present):
+                world.run(f"INSERT INTO {table} VALUES ({', '.join(['%s'] * len(row))})", row)
+
+    key = ["id"] if insert_mode == "upsert" else []
+    world.run(
+        "UPDATE oncebox.target SET mapping = mapping || %s WHERE table_name = 'journal'",
+        [json.dumps({"insert_mode": insert_mode, "key": key})],
+    )
+    world.transfer(*range(1, 8))
+    world.apply()
+    aside, begun = rows(), dict(world.run("SELECT source, next_offset FROM oncebox.position"))
+    world.delete(4)
+    world.transfer(5, version=1)
+    world.transfer(8)
+    world.apply()
+    right = rows()
+    put(aside)
+    for topic in world.topics.values():
+        for message in read_committed(world.servers, topic):
+            source = world.sources[topic, message.partition() or 0]
+            if (message.offset() or 0) >= begun[source]:
+                world.run(
+                    "INSERT INTO oncebox.dead_letter (relay, unit, state, source, record_offset, key, value, error, "
+                    "record_at) VALUES (%s, 1, 'parked', %s, %s, %s, %s, '', now())",
+                    [RELAY, source, message.offset(), message.key(), message.value()],
+                )
+    for _ in range(2):
+        parked = go()
+        assert (parked.exit_code, parked.findings, parked.parked) == (0, (), {"parked": 5})
+    assert parked.kind == "incremental"
+    world.run("UPDATE oncebox.dead_letter SET state = 'replayed', resolved_at = now()")
+    for is_lost in (False, True):
+        if is_lost:  # the letters are kept
+            lose_records(world, OFFSET_END)
+        replayed = go()
+        assert (replayed.kind, replayed.exit_code) == ("incremental", 1)
+        assert {(finding.kind, finding.where): finding.count for finding in replayed.findings} == {
+            (Kind.ROW_OLDER, "public.accounts"): 2,
+            (Kind.ROW_MISSING, "public.accounts"): 1,
+            (Kind.ROW_MISSING, "public.journal"): 2,
+        }
+    put(right)
+    for _ in range(2):
+        mended = go()
+        assert (mended.kind, mended.exit_code, mended.findings) == ("incremental", 0, ()), mended.sentence
 
 
 def test_a_row_written_since_whose_record_is_past_retention(world: World, spark: Any):

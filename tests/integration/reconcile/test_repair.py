@@ -22,7 +22,7 @@ from spark_jobs.jobs.repair import plan_of
 from spark_jobs.queries import query
 from spark_jobs.reconcile import reconcile
 from spark_jobs.records import Record, to_json
-from spark_jobs.repair import FORMAT, OVERTAKEN, REFERENCES, apply_plan, apply_undo
+from spark_jobs.repair import FORMAT, OVERTAKEN, REFERENCES, UNAPPLIED, apply_plan, apply_undo
 from spark_jobs.settle import Settler
 from spark_jobs.snapshot import Snapshot
 from spark_jobs.targets import by_table, config_hash, read_target
@@ -268,6 +268,18 @@ def test_a_row_is_not_brought_back_that_a_record_of_another_partition_has_delete
         deleted(old, 4, 4)
         done = apply_plan(database, plan, keep=lambda _: None)
         assert sorted(connection.execute("SELECT id FROM public.moved").fetchall()) == [(1,), (3,)]
+        # Nor one whose record the relay has not applied any more: it has read the topic again from where that begins by
+        # now, or is on its way back, or the topic was made again.
+        connection.execute("DELETE FROM public.moved")
+        for change in (
+            "UPDATE oncebox.position SET start_offset = 3 WHERE source = %s",
+            "UPDATE oncebox.position SET start_offset = 0, next_offset = 2 WHERE source = %s",
+            "DELETE FROM oncebox.position WHERE source = %s",
+        ):
+            connection.execute(change, [old])
+            left = apply_plan(database, plan | {"actions": [write(1)]}, keep=lambda _: None)
+            assert (left["done"], left["skipped"]) == (0, [f"public.moved 1;: {UNAPPLIED}"])
+        assert connection.execute("SELECT FROM public.moved").fetchall() == []
     assert [each.partition(":")[0] for each in done["skipped"]] == ["public.moved 2;", "public.moved 4;"]
     assert all("a newer record has deleted it" in each for each in done["skipped"])
 
@@ -294,6 +306,11 @@ def test_an_undo_changes_nothing_but_what_the_repair_has_changed(database: str, 
         ((source,),) = connection.execute("SELECT source FROM oncebox.source").fetchall()
         connection.execute(
             "INSERT INTO parent (id, name, note, oncebox_source, oncebox_offset) VALUES (1, 'spoilt', 'old', %s, 0)",
+            [source],
+        )
+        connection.execute(
+            "INSERT INTO oncebox.position (relay, source, start_offset, next_offset, high_offset) "
+            "VALUES ('r', %s, 0, 5, 5)",
             [source],
         )
         connection.execute("INSERT INTO child VALUES (1)")
@@ -338,6 +355,75 @@ def test_an_undo_changes_nothing_but_what_the_repair_has_changed(database: str, 
 
 
 @pytest.mark.postgres
+def test_an_undo_puts_back_every_value_as_it_was(database: str):
+    """In a row that stands there and in one that was deleted; in columns of the relay's and in others."""
+    columns = {"id": "bigint", "raw": "json", "document": "jsonb", "words": "integer[]"}
+    odd = (r'{"x": "a\u0000b", "x": 1.0}', "null", "[2:3]={7,NULL}", "[0:0]={1}", r"\x00ff", "(1,)")
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute((files("relay") / "sql" / "schema.sql").read_text())
+        connection.execute(
+            "CREATE TYPE public.pair AS (a integer, b text); CREATE TABLE public.odd (id bigint PRIMARY KEY, raw json, "
+            "document jsonb, words integer[], lengths float[], bytes bytea, pair public.pair, "
+            "twice bigint GENERATED ALWAYS AS (id * 2) STORED, oncebox_source integer, oncebox_offset bigint)"
+        )
+        connection.execute("INSERT INTO oncebox.relay (relay, mode) VALUES ('r', 'partition')")
+        connection.execute(
+            "INSERT INTO oncebox.target (relay, topic, table_schema, table_name, mapping) "
+            "VALUES ('r', 't', 'public', 'odd', %s)",
+            [json.dumps(mapping(columns, ["id"]))],
+        )
+        connection.execute(
+            "INSERT INTO oncebox.source (topic, topic_id, partition) VALUES ('t', %s, 0)", [uuid.uuid4()]
+        )
+        connection.execute(
+            "INSERT INTO oncebox.position (relay, source, start_offset, next_offset, high_offset) "
+            "SELECT 'r', source, 0, 5, 5 FROM oncebox.source"
+        )
+        ((source,),) = connection.execute("SELECT source FROM oncebox.source").fetchall()
+        for key in (1, 2):
+            connection.execute(
+                "INSERT INTO public.odd (id, raw, document, words, lengths, bytes, pair, oncebox_source, "
+                "oncebox_offset) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                [key, *odd, source, key],
+            )
+        mappings = connection.execute(query("targets"), {"relay": "r"}).fetchall()
+        (table,) = by_table([read_target(*row) for row in mappings])
+        asked = sql.SQL("SELECT {} FROM public.odd ORDER BY id").format(digest_sql(table.first))
+        digests = [digest for (digest,) in connection.execute(asked)]
+        value = b'{"id": 1, "raw": {}, "document": {}, "words": [1]}'
+        record = Record(topic="t", partition=0, offset=1, timestamp_ms=0, key=b"1", value=value)
+        row = {"table": "public.odd", "copies": 1, "why": ""}
+        write = {"do": "write", "key_text": "1;", "source": source, "record": to_json(record), "found": [source, 1]}
+        delete = {"do": "delete", "key_text": "2;", "found": [source, 2]}
+        plan: dict[str, Any] = {
+            "format": FORMAT,
+            "kind": "plan",
+            "relay": "r",
+            "config_hash": config_hash([(each[0], each[1], each[2], each[3]) for each in mappings]),
+            "applied": {str(source): [[0, 5]]},
+            "letters_replayed": 0,
+            "actions": [row | write | {"digest": digests[0]}, row | delete | {"digest": digests[1]}],
+        }
+        undos: list[dict[str, Any]] = []
+        everything = "SELECT odd::text, document IS NULL FROM public.odd ORDER BY id"
+        spoilt = connection.execute(everything).fetchall()
+        assert apply_plan(database, plan, keep=undos.append) == {"done": 2, "skipped": []}
+        mended = connection.execute(everything).fetchall()
+        undo = json.loads(json.dumps(undos[0]))
+        # What something else makes other rows of is not done at all.
+        connection.execute(
+            "CREATE FUNCTION other() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.document := NULL; RETURN NEW; END'"
+        )
+        connection.execute("CREATE TRIGGER other BEFORE UPDATE ON public.odd FOR EACH ROW EXECUTE FUNCTION other()")
+        with pytest.raises(ReconcileError, match=r"public\.odd 1;: the row does not read as it did before; all is"):
+            apply_undo(database, undo)
+        assert connection.execute(everything).fetchall() == mended
+        connection.execute("DROP TRIGGER other ON public.odd")
+        assert apply_undo(database, undo) == 2
+        assert connection.execute(everything).fetchall() == spoilt
+
+
+@pytest.mark.postgres
 @pytest.mark.parametrize("rule", ["NO ACTION", "RESTRICT", "CASCADE", "SET NULL"])
 def test_rows_that_refer_to_each_other_are_mended_whatever_their_order(database: str, rule: str):
     """As a delete that cascades leaves them; tables stand in a plan in the order of their names."""
@@ -359,6 +445,10 @@ def test_rows_that_refer_to_each_other_are_mended_whatever_their_order(database:
             connection.execute(
                 "INSERT INTO oncebox.source (topic, topic_id, partition) VALUES (%s, %s, 0)", [name, uuid.uuid4()]
             )
+        connection.execute(
+            "INSERT INTO oncebox.position (relay, source, start_offset, next_offset, high_offset) "
+            "SELECT 'r', source, 0, 5, 5 FROM oncebox.source"
+        )
         # By hand: 20 refers to 10.
         connection.execute("INSERT INTO parent (id) VALUES (10); INSERT INTO child (id, refers) VALUES (20, 10)")
         mappings = connection.execute(query("targets"), {"relay": "r"}).fetchall()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_jobs.repair import overtaken
+from spark_jobs.applied import overtaken
 
 if TYPE_CHECKING:
     from spark_jobs.cut import Range
