@@ -9,6 +9,8 @@ from typing import Any
 
 from coordinator.core.commands import Command, ErrorCode, Refused
 from coordinator.core.grants import Limits
+from coordinator.core.records import newest_transaction
+from coordinator.core.state import TransactionState
 from coordinator.leadership import Leadership
 from coordinator.markers.writer import MarkerWriter
 from coordinator.producer_ids import ProducerIdPool
@@ -27,6 +29,7 @@ from proof.sim.world import World
 # Some instant in 2023: real clocks are far from 0.
 START_MS = 1_700_000_000_000
 MARKER_TIMEOUT_MS = 2_000
+LISTED_MAX = 100
 
 
 @dataclass(slots=True)
@@ -127,6 +130,19 @@ class Instance:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             self._world.recorder.history.append(h.Broken(where=f"a call at {self.name}", error=repr(error)))
             reply(Refused(code=ErrorCode.COORDINATOR_NOT_AVAILABLE, message=repr(error), retriable=True))
+
+    def list_prepared(self, reply: Reply) -> None:
+        """As Admin's List does: from memory."""
+        if self.dead:
+            self._world.network.refuse(reply)
+        else:
+            self.process.spawn(self._list_prepared(reply))
+
+    async def _list_prepared(self, reply: Reply) -> None:
+        newest = (
+            (state.transactional_id, newest_transaction(state)) for state in self._router.page("", "", LISTED_MAX)
+        )
+        reply([(name, each.grant) for name, each in newest if each and each.state is TransactionState.PREPARED])
 
     def tell(self, what: Callable[..., object], *args: Any) -> None:
         """Comes to its ears as soon as it runs."""

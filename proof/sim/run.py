@@ -26,6 +26,7 @@ from proof.checker import history as h
 from proof.checker.checks import Finding, check
 from proof.sim.actors import Administrator, Monitor, Reader, ask
 from proof.sim.cluster import Cluster
+from proof.sim.database import Database
 from proof.sim.instance import Group, Instance
 from proof.sim.jobs import Job
 from proof.sim.loop import ProcessState, StuckError, VirtualLoop
@@ -34,6 +35,7 @@ from proof.sim.network import Network, Weather
 from proof.sim.plan import Fault, Plan, plan
 from proof.sim.population import Population
 from proof.sim.recorder import FEED_TOPIC, LOG_TOPIC, Recorder
+from proof.sim.resolver import Resolver
 from proof.sim.world import OFFSETS_TOPIC, World
 
 # Virtual seconds. Everything that can delay an end is far below: timeouts, back-offs, sessions.
@@ -135,7 +137,8 @@ class Run:
         cluster.create_topic(OFFSETS_TOPIC, 1)
         cluster.create_topic(LOG_TOPIC, wanted.log_partitions)
         cluster.create_topic(FEED_TOPIC, wanted.log_partitions)
-        self._world = World(loop, wanted, rng, weather, network, cluster, recorder)
+        database = Database(loop, rng, network, recorder)
+        self._world = World(loop, wanted, rng, weather, network, cluster, recorder, database)
         self._rng = rng
 
     async def run(self) -> bool:
@@ -149,6 +152,7 @@ class Run:
         reader = Reader(world, "reader")
         monitor = world.loop.create_task(Monitor(world, rng).run())
         reading = world.loop.create_task(reader.run())
+        resolving = self._resolve()
         self._population.start()
         nemesis.start()
         first = group.leader_of(0).process
@@ -165,6 +169,8 @@ class Run:
             nemesis.revive()
         await self._until(self._is_quiet, LIVENESS_S)
         monitor.cancel()
+        if resolving is not None:
+            resolving.cancel()
         self._tell_what_is_left()
         await self._ask_for_unknown_outcomes()
         await self._replay()
@@ -175,6 +181,13 @@ class Run:
             # Time stands still, but what is under way at this moment comes to its end: errors reach who waits for them.
             await asyncio.sleep(0)
         return first.state is ProcessState.DEAD
+
+    def _resolve(self) -> asyncio.Task[None] | None:
+        """Where there is anything to resolve, but not always: owners have to manage without."""
+        world, rng = self._world, self._rng
+        if any(job.two_phase for job in self._population.jobs) and rng.random() < 0.7:
+            return world.loop.create_task(Resolver(world, Random(rng.getrandbits(32))).run())
+        return None
 
     async def _until(self, is_true: Any, within_s: float) -> bool:
         deadline_s = self._world.loop.time() + within_s
