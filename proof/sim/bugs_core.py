@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from coordinator.core import clocks, decide, grants, initialise, topics
-from coordinator.core.commands import Accepted, Granted, Refused
+from coordinator.core.commands import Accepted, Granted, OutcomeForgotten, Refused
 from coordinator.core.ending import decide_newest as real_decide_newest
 from coordinator.core.grants import Context
 from coordinator.core.records import Cause, Grant, IdState, Outcome, grant_of, newest_transaction
@@ -117,6 +117,13 @@ def _as_ongoing(state: IdState) -> IdState:
     if newest is None:
         return state
     return changed(state, transactions=(*state.transactions[:-1], changed(newest, state=TransactionState.ONGOING)))
+
+
+# --- what became of it ------------------------------------------------------------------------------------------------
+
+
+def outcomes_are_not_told(stack: ExitStack) -> None:
+    put(stack, decide, "_get_outcome", lambda _, command: Accepted(reply=OutcomeForgotten(number=command.number)))
 
 
 # --- epochs and slots -----------------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.core.commands import Command, ErrorCode, Refused
+from coordinator.calls import Answer
+from coordinator.core.commands import Command, ErrorCode, GetOutcome, OutcomeForgotten, OutcomeKnown, Refused
 from coordinator.core.grants import Limits
 from coordinator.core.records import newest_transaction
 from coordinator.core.state import TransactionState
+from coordinator.feed import Lookups
 from coordinator.leadership import Leadership
 from coordinator.markers.writer import MarkerWriter
 from coordinator.producer_ids import ProducerIdPool
@@ -66,6 +68,7 @@ class Instance:
         world = self._world
         self._store = SimStore(world.cluster, world.rng)
         self._markers = MarkerWriter(SimBrokers(world.cluster), timeout_ms=MARKER_TIMEOUT_MS, jitter=world.rng.random)
+        self._lookups = Lookups(self._store, world.plan.log_partitions)
         self._producer_ids = ProducerIdPool(world.cluster.new_producer_id)
         self.leadership = Leadership(self.name, make_shard=self._make_shard, changed=_ignore)
         self._router = Router(
@@ -126,10 +129,23 @@ class Instance:
 
     async def _answer(self, command: Command, timeout_ms: int, reply: Reply) -> None:
         try:
-            reply(await self._router.call(command, timeout_ms))
+            answer = await self._router.call(command, timeout_ms)
+            reply(await self._ask_feed(command, answer) if isinstance(command, GetOutcome) else answer)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             self._world.recorder.history.append(h.Broken(where=f"a call at {self.name}", error=repr(error)))
             reply(Refused(code=ErrorCode.COORDINATOR_NOT_AVAILABLE, message=repr(error), retriable=True))
+
+    async def _ask_feed(self, command: GetOutcome, answer: Answer | Refused) -> Answer | Refused:
+        """As the API does: the feed knows commits that the log has forgotten."""
+        if isinstance(answer, Refused):
+            is_forgotten = answer.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        else:
+            is_forgotten = isinstance(answer.reply, OutcomeForgotten)
+        if not is_forgotten:
+            return answer
+        partition = self._router.partition_of(command.transactional_id)
+        outcome = await self._lookups.find_outcome(partition, command.transactional_id, command.number)
+        return answer if outcome is None else Answer(reply=OutcomeKnown(outcome=outcome))
 
     def list_prepared(self, reply: Reply) -> None:
         """As Admin's List does: from memory."""

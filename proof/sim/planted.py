@@ -160,6 +160,16 @@ BUGS = {
         plant=bugs_core.inits_end_what_is_prepared,
         caught_by={"decision divergence"},
     ),
+    "outcomes-untold": Planted(
+        what="outcomes are not told",
+        plant=bugs_core.outcomes_are_not_told,
+        caught_by={"unknown outcome"},
+    ),
+    "old-commits-untold": Planted(
+        what="commits that the log has forgotten are not looked for in the feed",
+        plant=bugs_log.the_feed_is_not_asked,
+        caught_by={"unknown outcome"},
+    ),
     "markers-first": Planted(
         what="markers are sent before the decision is durable",
         plant=bugs_debts.markers_before_the_decision,
