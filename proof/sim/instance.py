@@ -4,12 +4,16 @@ It can crash and start anew (as another process at the same address), stop, and 
 """
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from coordinator.calls import Answer
 from coordinator.core.commands import Command, ErrorCode, GetOutcome, OutcomeForgotten, OutcomeKnown, Refused
 from coordinator.core.grants import Limits
+from coordinator.core.owed import Debt
 from coordinator.core.records import newest_transaction
 from coordinator.core.state import TransactionState
 from coordinator.feed import Lookups
@@ -41,6 +45,18 @@ class NoPeers:
     leading: dict[str, Any] = field(default_factory=dict)
 
 
+class Markers(MarkerWriter):
+    """Here ids of topics are known at once, which else are believed for seconds: so the topics of what was prepared are
+    looked at first, however short that was.
+    """
+
+    look_first_at: AbstractSet[tuple[str, int]] = frozenset()
+
+    def pay(self, debt: Debt, **told: Any) -> Any:
+        is_old = debt.is_old or (debt.transactional_id, debt.number) in self.look_first_at
+        return super().pay(replace(debt, is_old=is_old), **told)
+
+
 class Instance:
     def __init__(self, world: World, address: str) -> None:
         self.address = address
@@ -67,7 +83,9 @@ class Instance:
     def _build(self) -> None:
         world = self._world
         self._store = SimStore(world.cluster, world.rng)
-        self._markers = MarkerWriter(SimBrokers(world.cluster), timeout_ms=MARKER_TIMEOUT_MS, jitter=world.rng.random)
+        self._markers = Markers(SimBrokers(world.cluster), timeout_ms=MARKER_TIMEOUT_MS, jitter=world.rng.random)
+        if world.plan.has(Fault.DELETED):
+            self._markers.look_first_at = world.recorder.prepared
         self._lookups = Lookups(self._store, world.plan.log_partitions)
         self._producer_ids = ProducerIdPool(world.cluster.new_producer_id)
         self.leadership = Leadership(self.name, make_shard=self._make_shard, changed=_ignore)

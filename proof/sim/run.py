@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from coordinator import producer_ids
-from coordinator.core import grants, owed
+from coordinator.core import grants
 from coordinator.core.commands import GetOutcome
 from coordinator.core.records import TopicPartition
 from coordinator.core.state import INDEBTED
@@ -118,9 +118,6 @@ def squeezed(wanted: Plan) -> Iterator[None]:
         stack.enter_context(patch.object(producer_ids, "STOCK", 4))
         stack.enter_context(patch.object(producer_ids, "LOW", 2))
         stack.enter_context(patch.object(marker_plan, "GONE_AFTER_S", 3.0))
-        if wanted.has(Fault.DELETED):
-            # Here ids of topics are known at once, which else are believed for seconds.
-            stack.enter_context(patch.object(owed, "OLD_AFTER_MS", 0))
         if wanted.has(Fault.EPOCHS):
             stack.enter_context(patch.object(grants, "EPOCH_MAX", 4))
         if wanted.has(Fault.LEADER_EPOCHS):
