@@ -38,7 +38,8 @@ def owed(state: IdState) -> tuple[Debt, ...]:
             partitions=marked_partitions(transaction),
             decision=transaction.decision,
             transaction=transaction,
-            is_old=transaction.decided_at_ms - transaction.started_at_ms > OLD_AFTER_MS,
+            # One begun in the future was begun by another clock: nobody knows how long it has waited.
+            is_old=not 0 <= transaction.decided_at_ms - transaction.started_at_ms <= OLD_AFTER_MS,
         )
         for transaction in state.transactions
         if transaction.state in INDEBTED

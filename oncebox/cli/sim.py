@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,9 @@ TELL_EVERY_S = 5.0
     "Exit code 1: something was found, or a planted bug was not"
 )
 def sim(
-    seeds: int | None = typer.Option(None, min=1, help="How many seeds: 1,000, or with --seed one."),
+    seeds: int | None = typer.Option(
+        None, min=1, help="How many seeds: 1,000, or one with --seed or --every-step, which makes many runs of each."
+    ),
     seed: int | None = typer.Option(None, min=0, help="The first seed."),
     every_step: bool = typer.Option(
         False, "--every-step", help="No fault but one: the leader crashes after its 1st step, its 2nd, and so on."
@@ -48,8 +51,9 @@ def sim(
         listed = "; ".join(f"{name}: {bug.what}" for name, bug in BUGS.items())
         raise typer.BadParameter(f"no bug {planted!r}; there are {listed}")
     first = seed or 0
-    count = seeds or (1_000 if seed is None else 1)
-    outcomes = crash_at_every_step(first) if every_step else map(run, range(first, first + count))
+    count = seeds or (1_000 if seed is None and not every_step else 1)
+    chosen = range(first, first + count)
+    outcomes = chain.from_iterable(map(crash_at_every_step, chosen)) if every_step else map(run, chosen)
     # How many steps a leader makes is known at the end.
     counting = nullcontext() if every_step else bar("simulating", count, "seeds")
     with plant(planted) if planted else nullcontext(), counting as move:

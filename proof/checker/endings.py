@@ -1,8 +1,10 @@
 """How transactions end: one decision, durable first, then the manifest, then markers that say the same everywhere."""
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
-from proof.checker.history import Expired, Kind, Logged, Marked, Open, Result, Stored
+from proof.checker.history import Answered, Called, Event, Finished, Kind, Logged, Marked, Open, Result, Stored
 from proof.checker.index import Index, Transaction, named
 
 
@@ -105,14 +107,74 @@ def hanging_transaction(index: Index) -> Iterator[str]:
 
 
 def unknown_outcome(index: Index) -> Iterator[str]:
-    """Someone asked to end a transaction, and nobody can say what became of it (an id that expired had none open)."""
+    """Somebody asked what became of a transaction and was not told, though it is known; or asked to end it, and nobody
+    can say.
+    """
+    yield from _not_told(index)
     if not index.is_finished:
         return
-    expired = {name for name, events in index.logged.items() for _, event in events if isinstance(event, Expired)}
-    asked = {(call.transactional_id, call.number) for _, call in index.called if call.kind is Kind.END and call.number}
-    for transaction in sorted(asked):
-        if transaction not in index.decided and transaction[0] not in expired:
+    unused = set(_unused(index))
+    for transaction in sorted(untold(index.events)):
+        if transaction in index.decided:
+            if _is_known(index, transaction, len(index.events)):
+                result = index.result_of(transaction).value
+                yield f"{named(transaction)} is {result}, and nobody was ever told"
+        elif transaction not in unused:
             yield f"the log does not decide {named(transaction)}"
+
+
+def untold(events: Iterable[Event]) -> set[Transaction]:
+    """Whose end was asked for before the run was over, and whose outcome no answer says: others (too late, not here,
+    fenced) settle nothing.
+    """
+    calls: dict[int, str] = {}
+    asked: set[Transaction] = set()
+    told: set[Transaction] = set()
+    for event in events:
+        if isinstance(event, Called):
+            calls[event.call] = event.transactional_id
+            if event.kind is Kind.END:
+                asked.add((event.transactional_id, event.number))
+        elif isinstance(event, Answered) and event.decided is not None:
+            told.add((calls[event.call], event.decided.grant.number))
+        elif isinstance(event, Finished):
+            break
+    return asked - told
+
+
+def _unused(index: Index) -> Iterator[Transaction]:
+    """The number that an id had last when it expired: the only one that the log need not decide."""
+    for name, events in index.logged.items():
+        newest = 0
+        for _, event in events:
+            if isinstance(event, Logged):
+                newest = event.grant.number
+            else:
+                yield name, newest
+
+
+def _not_told(index: Index) -> Iterator[str]:
+    for told in index.told:
+        call, answer = told.call, told.answer
+        # Other errors say that the answer has to be had elsewhere, or later.
+        is_answer = answer.error in {"", "INVALID_PRODUCER_ID_MAPPING"}
+        if call.kind is Kind.OUTCOME and is_answer and answer.decided is None:
+            transaction = (call.transactional_id, call.number)
+            # What it was in between, it was all the time: a number is forgotten for good.
+            if all(_is_known(index, transaction, at) for at in (told.called_at, told.answered_at)):
+                what = "open" if answer.undecided else "forgotten"
+                result = index.result_of(transaction).value
+                yield f"{call.client} was told that {named(transaction)} is {what}; it is {result}"
+
+
+def _is_known(index: Index, transaction: Transaction, at: int) -> bool:
+    """Before `at`: as long as it is among the outcomes of its id's record, and as a commit for ever, by the feed."""
+    name, number = transaction
+    events = index.logged.get(name, [])
+    before = bisect_left(events, at, key=itemgetter(0))
+    newest = events[before - 1][1] if before else None
+    is_recorded = isinstance(newest, Logged) and number in {decided.grant.number for decided in newest.decided}
+    return is_recorded or any(fed_at < at for fed_at, _ in index.fed.get(transaction, ()))
 
 
 def _marked_transaction(index: Index, marker: Marked) -> Transaction | None:

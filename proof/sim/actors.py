@@ -5,6 +5,7 @@ from random import Random
 
 from coordinator.core.commands import Abort, Command, ForceFence, GetOutcome
 from proof.checker import history as h
+from proof.sim.caller import Caller
 from proof.sim.instance import Instance
 from proof.sim.jobs import Job
 from proof.sim.network import NoAnswerError
@@ -13,6 +14,8 @@ from proof.sim.world import World
 
 READ_EVERY_S = 0.25
 MONITOR_TIMEOUT_MS = 10_000
+LOOKS_FOR_PREPARED = 40
+LOOK_FOR_PREPARED_EVERY_S = 0.2
 # Of what happened last, the monitor asks for one.
 RECENT = 40
 
@@ -79,7 +82,21 @@ class Administrator:
         self._jobs = jobs
 
     def interfere(self) -> None:
-        job = self._rng.choice(self._jobs)
+        if any(job.two_phase for job in self._jobs) and self._rng.random() < 0.5:
+            self._world.loop.create_task(self._fence_prepared())
+        else:
+            self._interfere(self._rng.choice(self._jobs))
+
+    async def _fence_prepared(self) -> None:
+        """The next transaction that is: few are, at any one moment."""
+        for _ in range(LOOKS_FOR_PREPARED):
+            prepared = self._prepared()
+            if prepared:
+                self._interfere(self._rng.choice(prepared))
+                return
+            await asyncio.sleep(LOOK_FOR_PREPARED_EVERY_S * self._rng.random())
+
+    def _interfere(self, job: Job) -> None:
         newest = [
             event
             for event in self._world.recorder.history
@@ -91,8 +108,15 @@ class Administrator:
         # What is PREPARED must be decided as the database has decided it: fencing refuses, aborting would not.
         if job.two_phase or self._rng.random() < 0.5:
             command = ForceFence(transactional_id=job.transactional_id, administrator="admin")
-        instance = self._rng.choice(self._world.instances)
-        self._world.loop.create_task(ask(self._world, "admin", command, instance))
+        self._world.loop.create_task(Caller(self._world, "admin", self._rng).call(command))
+
+    def _prepared(self) -> list[Job]:
+        """Those whose last transaction was prepared, and nobody has asked to end it."""
+        last: dict[str, h.Kind] = {}
+        for event in self._world.recorder.history:
+            if isinstance(event, h.Called) and event.kind in {h.Kind.PREPARE, h.Kind.END}:
+                last[event.transactional_id] = event.kind
+        return [job for job in self._jobs if last.get(job.transactional_id) is h.Kind.PREPARE]
 
 
 async def ask(world: World, client: str, command: Command, instance: Instance) -> None:

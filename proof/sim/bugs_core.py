@@ -1,15 +1,19 @@
 """Bugs in what the core decides: who owns what, which epoch is next, when time is up. Planted by proof.sim.planted."""
 
-from collections.abc import Iterator
+# ruff: noqa: SLF001 - a bug is planted from within
+
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 from coordinator.core import clocks, decide, grants, initialise, topics
-from coordinator.core.commands import Accepted, Granted, Refused
+from coordinator.core.commands import Accepted, Granted, OutcomeForgotten, Refused
 from coordinator.core.ending import decide_newest as real_decide_newest
 from coordinator.core.grants import Context
 from coordinator.core.records import Cause, Grant, IdState, Outcome, grant_of, newest_transaction
+from coordinator.core.state import TransactionState
 from coordinator.markers import plan as marker_plan
+from oncebox import atomic_commit
 from proof.sim.planting import changed, put, without_invariants
 
 # --- who may do what ------------------------------------------------------------------------------------------------
@@ -70,6 +74,56 @@ def token_comes_with_completion(stack: ExitStack) -> None:
 def numbers_start_anew(stack: ExitStack) -> None:
     real = initialise.init_new
     put(stack, decide, "init_new", lambda command, context, ids: real(command, changed(context, number_floor=0), ids))
+
+
+# --- what is prepared -------------------------------------------------------------------------------------------------
+
+
+def the_database_is_only_looked_at(stack: ExitStack) -> None:
+    def settle_once(database: Any, _database_id: str, values: dict[str, object]) -> Generator[Any, Any, str]:
+        rows = yield database.execute("result", values)
+        return rows[0][0] if rows else "aborted"
+
+    put(stack, atomic_commit, "_settle_once", settle_once)
+
+
+def fencing_ends_what_is_prepared(stack: ExitStack) -> None:
+    real = decide._force_fence
+
+    def force_fence(state: IdState, command: Any, *args: Any) -> Any:
+        return real(state, changed(command, abort_prepared=True), *args)
+
+    put(stack, decide, "_force_fence", force_fence)
+
+
+def timeouts_end_what_is_prepared(stack: ExitStack) -> None:
+    real_tick, real_timeout = clocks.tick, decide._timeout
+
+    put(stack, clocks, "tick", lambda clock, state, **told: real_tick(clock, _as_ongoing(state), **told))
+    put(stack, decide, "_timeout", lambda state, *args: real_timeout(_as_ongoing(state), *args))
+
+
+def inits_end_what_is_prepared(stack: ExitStack) -> None:
+    real = initialise.init
+
+    def init(state: IdState, command: Any, context: Context, ids: Any) -> Any:
+        return real(state if command.keep_prepared else _as_ongoing(state), command, context, ids)
+
+    put(stack, decide, "init", init)
+
+
+def _as_ongoing(state: IdState) -> IdState:
+    newest = newest_transaction(state)
+    if newest is None:
+        return state
+    return changed(state, transactions=(*state.transactions[:-1], changed(newest, state=TransactionState.ONGOING)))
+
+
+# --- what became of it ------------------------------------------------------------------------------------------------
+
+
+def outcomes_are_not_told(stack: ExitStack) -> None:
+    put(stack, decide, "_get_outcome", lambda _, command: Accepted(reply=OutcomeForgotten(number=command.number)))
 
 
 # --- epochs and slots -----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from coordinator import inbox, loading, serving, shard
+from coordinator import feed, inbox, loading, serving, shard
 from coordinator.calls import Answer
 from coordinator.core.apply import PartitionState, apply
 from coordinator.core.commands import Accepted, ErrorCode, Refused
@@ -174,3 +174,10 @@ def the_feed_is_not_fenced(stack: ExitStack) -> None:
         )
 
     put(stack, shard, "load", load)
+
+
+def the_feed_is_not_asked(stack: ExitStack) -> None:
+    async def find_outcome(*_: Any) -> None:
+        """Looks nowhere."""
+
+    put(stack, feed.Lookups, "find_outcome", find_outcome)

@@ -4,11 +4,19 @@ It can crash and start anew (as another process at the same address), stop, and 
 """
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.core.commands import Command, ErrorCode, Refused
+from msgspec.structs import replace
+
+from coordinator.calls import Answer
+from coordinator.core.commands import Command, ErrorCode, GetOutcome, OutcomeForgotten, OutcomeKnown, Refused
 from coordinator.core.grants import Limits
+from coordinator.core.owed import Debt
+from coordinator.core.records import newest_transaction
+from coordinator.core.state import TransactionState
+from coordinator.feed import Lookups
 from coordinator.leadership import Leadership
 from coordinator.markers.writer import MarkerWriter
 from coordinator.producer_ids import ProducerIdPool
@@ -27,6 +35,7 @@ from proof.sim.world import World
 # Some instant in 2023: real clocks are far from 0.
 START_MS = 1_700_000_000_000
 MARKER_TIMEOUT_MS = 2_000
+LISTED_MAX = 100
 
 
 @dataclass(slots=True)
@@ -34,6 +43,18 @@ class NoPeers:
     """Hears of nobody: clients find the leader by asking around."""
 
     leading: dict[str, Any] = field(default_factory=dict)
+
+
+class Markers(MarkerWriter):
+    """Here ids of topics are known at once, which else are believed for seconds: so the topics of what was prepared are
+    looked at first, however short that was.
+    """
+
+    look_first_at: AbstractSet[tuple[str, int]] = frozenset()
+
+    def pay(self, debt: Debt, **told: Any) -> Any:
+        is_old = debt.is_old or (debt.transactional_id, debt.number) in self.look_first_at
+        return super().pay(replace(debt, is_old=is_old), **told)
 
 
 class Instance:
@@ -62,7 +83,10 @@ class Instance:
     def _build(self) -> None:
         world = self._world
         self._store = SimStore(world.cluster, world.rng)
-        self._markers = MarkerWriter(SimBrokers(world.cluster), timeout_ms=MARKER_TIMEOUT_MS, jitter=world.rng.random)
+        self._markers = Markers(SimBrokers(world.cluster), timeout_ms=MARKER_TIMEOUT_MS, jitter=world.rng.random)
+        if world.plan.has(Fault.DELETED):
+            self._markers.look_first_at = world.recorder.prepared
+        self._lookups = Lookups(self._store, world.plan.log_partitions)
         self._producer_ids = ProducerIdPool(world.cluster.new_producer_id)
         self.leadership = Leadership(self.name, make_shard=self._make_shard, changed=_ignore)
         self._router = Router(
@@ -123,10 +147,36 @@ class Instance:
 
     async def _answer(self, command: Command, timeout_ms: int, reply: Reply) -> None:
         try:
-            reply(await self._router.call(command, timeout_ms))
+            answer = await self._router.call(command, timeout_ms)
+            reply(await self._ask_feed(command, answer) if isinstance(command, GetOutcome) else answer)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             self._world.recorder.history.append(h.Broken(where=f"a call at {self.name}", error=repr(error)))
             reply(Refused(code=ErrorCode.COORDINATOR_NOT_AVAILABLE, message=repr(error), retriable=True))
+
+    async def _ask_feed(self, command: GetOutcome, answer: Answer | Refused) -> Answer | Refused:
+        """As the API does: the feed knows commits that the log has forgotten."""
+        if isinstance(answer, Refused):
+            is_forgotten = answer.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        else:
+            is_forgotten = isinstance(answer.reply, OutcomeForgotten)
+        if not is_forgotten:
+            return answer
+        partition = self._router.partition_of(command.transactional_id)
+        outcome = await self._lookups.find_outcome(partition, command.transactional_id, command.number)
+        return answer if outcome is None else Answer(reply=OutcomeKnown(outcome=outcome))
+
+    def list_prepared(self, reply: Reply) -> None:
+        """As Admin's List does: from memory."""
+        if self.dead:
+            self._world.network.refuse(reply)
+        else:
+            self.process.spawn(self._list_prepared(reply))
+
+    async def _list_prepared(self, reply: Reply) -> None:
+        newest = (
+            (state.transactional_id, newest_transaction(state)) for state in self._router.page("", "", LISTED_MAX)
+        )
+        reply([(name, each.grant) for name, each in newest if each and each.state is TransactionState.PREPARED])
 
     def tell(self, what: Callable[..., object], *args: Any) -> None:
         """Comes to its ears as soon as it runs."""

@@ -30,5 +30,7 @@ class Habits:
     # Between transactions, and inside them.
     pause_max_s: float = 0.5
     dwell_max_s: float = 0.05
+    # How late the database's COMMIT is behind the preparation, and what follows behind the COMMIT.
+    commit_late_max_s: float = 0.0
     aborts: float = 0.15
     partitions: tuple[TopicPartition, ...] = ()

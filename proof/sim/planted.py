@@ -95,6 +95,11 @@ BUGS = {
         plant=bugs_log.an_id_is_decided_twice_in_a_batch,
         caught_by={"acknowledged but absent after replay", "number reused"},
     ),
+    "R17": Planted(
+        what="a resolver and a late database commit disagree: it looks for the application's row, and writes none",
+        plant=bugs_core.the_database_is_only_looked_at,
+        caught_by={"decision divergence"},
+    ),
     "R18": Planted(
         what="a lost begin notice leaves data open for ever",
         plant=bugs_core.only_begun_transactions_expire,
@@ -139,6 +144,31 @@ BUGS = {
         what="a transaction is committed although its topic was created again since it was registered",
         plant=bugs_core.commits_go_by_name,
         caught_by={"manifest", "lost write", "torn transaction", "aborted read"},
+    ),
+    "prepared-fenced": Planted(
+        what="fencing ends what is prepared",
+        plant=bugs_core.fencing_ends_what_is_prepared,
+        caught_by={"decision divergence"},
+    ),
+    "prepared-timeout": Planted(
+        what="a timeout ends what is prepared",
+        plant=bugs_core.timeouts_end_what_is_prepared,
+        caught_by={"decision divergence"},
+    ),
+    "prepared-init": Planted(
+        what="a new instance ends what is prepared",
+        plant=bugs_core.inits_end_what_is_prepared,
+        caught_by={"decision divergence"},
+    ),
+    "outcomes-untold": Planted(
+        what="outcomes are not told",
+        plant=bugs_core.outcomes_are_not_told,
+        caught_by={"unknown outcome"},
+    ),
+    "old-commits-untold": Planted(
+        what="commits that the log has forgotten are not looked for in the feed",
+        plant=bugs_log.the_feed_is_not_asked,
+        caught_by={"unknown outcome"},
     ),
     "markers-first": Planted(
         what="markers are sent before the decision is durable",

@@ -21,7 +21,7 @@ class Population:
                 f"id-{index}",
                 plan.items_per_id,
                 resumable=rng.random() < (0.4 if plan.has(Fault.EXPIRY) else 0.8),
-                two_phase=rng.random() < 0.25,
+                two_phase=rng.random() < 0.4,
             )
             for index in range(plan.ids)
         ]
@@ -50,6 +50,7 @@ class Population:
             stubborn=self._over or rng.random() < 0.6,
             pause_max_s=6.0 if expires else 0.1 if self._over else rng.choice((0.1, 0.6)),
             dwell_max_s=1.2 * plan.transaction_timeout_ms / 1000 if dawdles else rng.choice((0.0, 0.2, 1.0)),
+            commit_late_max_s=0.0 if self._over else rng.choice((0.0, 0.2, 3.0)),
             aborts=0.0 if self._over else 0.15,
             partitions=partitions or tuple(TopicPartition(*where) for where in self._world.data_partitions()),
         )

@@ -36,6 +36,7 @@ from coordinator.core.records import (
 from oncebox import wire
 from proof.checker import history as h
 from proof.sim.caller import Caller
+from proof.sim.database import DatabaseError, Session, settle
 from proof.sim.jobs import Habits, Job
 from proof.sim.loop import Process
 from proof.sim.network import NoAnswerError
@@ -332,24 +333,45 @@ class Producer:
         )
 
     async def _prepare_and_end(self, draft: Draft) -> None:
+        """As oncebox.atomic() does: the token's row, the preparation, the database's COMMIT, the end."""
+        habits, rng = self._habits, self._rng
+        session = self._world.database.connect()
+        try:
+            await session.execute(
+                "commit_token", {"transactional_id": self.job.transactional_id, "number": self._grant.number}
+            )
+        except NoAnswerError:
+            session.close()
+            await self._end(Result.ABORTED, NOTHING, 0)
+            return
         command = Prepare(transactional_id=self.job.transactional_id, grant=self._grant, contents=self._contents(draft))
         answer = await self._caller.call(command)
         if isinstance(answer, Refused):
+            session.close()
             self._refused(command, answer)
-        await asyncio.sleep(self._habits.dwell_max_s * self._rng.random())
-        await self._resolve(self._grant, commits=self._rng.random() < 0.7, items=draft.items)
+        await asyncio.sleep(habits.commit_late_max_s * rng.random())
+        if rng.random() < 0.7:
+            committed = await self._commit_database(session)
+            await asyncio.sleep(habits.commit_late_max_s * rng.random())
+        else:
+            # The application gives up: the database is not asked to commit, so it never will.
+            session.close()
+            committed = False
+        await self._end(Result.COMMITTED if committed else Result.ABORTED, NOTHING, draft.items if committed else 0)
 
-    async def _resolve(self, grant: Grant, *, commits: bool = False, items: int = 0) -> None:
-        """Decides a PREPARED transaction as the database does, where the first to write decides."""
+    async def _commit_database(self, session: Session) -> bool:
+        """Whether it has committed; where that is not told, as a resolver decides."""
+        try:
+            await session.commit()
+        except (NoAnswerError, DatabaseError):
+            return await settle(self._world.database, self.job.transactional_id, self._grant.number)
+        return True
+
+    async def _resolve(self, grant: Grant) -> None:
+        """Decides what a former owner has left PREPARED."""
         self._grant = grant
-        key = (self.job.transactional_id, grant.number)
-        if key not in self._world.database:
-            self._world.database[key] = commits
-            self._world.recorder.history.append(
-                h.DatabaseDecided(transactional_id=key[0], number=key[1], committed=commits)
-            )
-        committed = self._world.database[key]
-        await self._end(Result.COMMITTED if committed else Result.ABORTED, NOTHING, items if committed else 0)
+        committed = await settle(self._world.database, self.job.transactional_id, grant.number)
+        await self._end(Result.COMMITTED if committed else Result.ABORTED, NOTHING, 0)
 
     async def _end(self, result: Result, contents: Contents, items: int) -> None:
         habits, rng = self._habits, self._rng

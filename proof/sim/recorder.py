@@ -32,6 +32,8 @@ _KINDS: dict[type, h.Kind] = {
 class Recorder:
     def __init__(self) -> None:
         self.history: h.History = []
+        # Those for which it was asked, by transactional id and number.
+        self.prepared: set[tuple[str, int]] = set()
         self._calls = 0
 
     # --- clients ------------------------------------------------------------------------------------------------
@@ -43,6 +45,8 @@ class Recorder:
             return 0
         self._calls += 1
         given = getattr(command, "grant", None)
+        if isinstance(command, commands.Prepare):
+            self.prepared.add((command.transactional_id, command.grant.number))
         self.history.append(
             h.Called(
                 call=self._calls,

@@ -24,8 +24,10 @@ from coordinator.shard import Shard, ShardState
 from oncebox import wire
 from proof.checker import history as h
 from proof.checker.checks import Finding, check
+from proof.checker.endings import untold
 from proof.sim.actors import Administrator, Monitor, Reader, ask
 from proof.sim.cluster import Cluster
+from proof.sim.database import Database
 from proof.sim.instance import Group, Instance
 from proof.sim.jobs import Job
 from proof.sim.loop import ProcessState, StuckError, VirtualLoop
@@ -34,6 +36,7 @@ from proof.sim.network import Network, Weather
 from proof.sim.plan import Fault, Plan, plan
 from proof.sim.population import Population
 from proof.sim.recorder import FEED_TOPIC, LOG_TOPIC, Recorder
+from proof.sim.resolver import Resolver
 from proof.sim.world import OFFSETS_TOPIC, World
 
 # Virtual seconds. Everything that can delay an end is far below: timeouts, back-offs, sessions.
@@ -135,7 +138,8 @@ class Run:
         cluster.create_topic(OFFSETS_TOPIC, 1)
         cluster.create_topic(LOG_TOPIC, wanted.log_partitions)
         cluster.create_topic(FEED_TOPIC, wanted.log_partitions)
-        self._world = World(loop, wanted, rng, weather, network, cluster, recorder)
+        database = Database(loop, rng, network, recorder)
+        self._world = World(loop, wanted, rng, weather, network, cluster, recorder, database)
         self._rng = rng
 
     async def run(self) -> bool:
@@ -149,6 +153,7 @@ class Run:
         reader = Reader(world, "reader")
         monitor = world.loop.create_task(Monitor(world, rng).run())
         reading = world.loop.create_task(reader.run())
+        resolving = self._resolve()
         self._population.start()
         nemesis.start()
         first = group.leader_of(0).process
@@ -165,9 +170,11 @@ class Run:
             nemesis.revive()
         await self._until(self._is_quiet, LIVENESS_S)
         monitor.cancel()
+        if resolving is not None:
+            resolving.cancel()
         self._tell_what_is_left()
-        await self._ask_for_unknown_outcomes()
         await self._replay()
+        await self._ask_for_unknown_outcomes()
         reading.cancel()
         reader.poll()
         world.recorder.history.append(h.Finished())
@@ -175,6 +182,13 @@ class Run:
             # Time stands still, but what is under way at this moment comes to its end: errors reach who waits for them.
             await asyncio.sleep(0)
         return first.state is ProcessState.DEAD
+
+    def _resolve(self) -> asyncio.Task[None] | None:
+        """Where there is anything to resolve, but not always: owners have to manage without."""
+        world, rng = self._world, self._rng
+        if any(job.two_phase for job in self._population.jobs) and rng.random() < 0.7:
+            return world.loop.create_task(Resolver(world, Random(rng.getrandbits(32))).run())
+        return None
 
     async def _until(self, is_true: Any, within_s: float) -> bool:
         deadline_s = self._world.loop.time() + within_s
@@ -223,7 +237,8 @@ class Run:
         others the protocol must keep from hanging by itself.
         """
         leading = self._leading()
-        if len(leading) < self._world.plan.log_partitions:
+        # Of one partition two may believe to lead it, while another one has nobody.
+        if len({shard.partition for shard in leading}) < self._world.plan.log_partitions:
             return
         known = {
             (transaction.grant.producer_id, transaction.grant.epoch)
@@ -273,18 +288,15 @@ class Run:
         )
 
     async def _ask_for_unknown_outcomes(self) -> None:
-        """Whose end was asked for and never answered: by now everybody can know."""
-        history = self._world.recorder.history
-        asked: dict[int, tuple[str, int]] = {}
-        for event in history:
-            if isinstance(event, h.Called) and event.kind is h.Kind.END:
-                asked[event.call] = (event.transactional_id, event.number)
-            elif isinstance(event, h.Answered):
-                asked.pop(event.call, None)
-        for transactional_id, number in sorted(set(asked.values())):
-            command = GetOutcome(transactional_id=transactional_id, number=number)
-            for instance in self._world.instances:
-                await ask(self._world, "at the end", command, instance)
+        """By now everybody can know: the check of unknown outcomes looks whether anybody was told."""
+        asked: set[tuple[str, int]] = set()
+        # Meanwhile another one may wake up and ask for an end.
+        while left := untold(self._world.recorder.history) - asked:
+            for transactional_id, number in sorted(left):
+                command = GetOutcome(transactional_id=transactional_id, number=number)
+                for instance in self._world.instances:
+                    await ask(self._world, "at the end", command, instance)
+            asked |= left
 
     async def _replay(self) -> None:
         """What a new leader would know is what the leaders know, but for what is just being acknowledged."""

@@ -8,6 +8,7 @@ from coordinator.calls import Answer
 from coordinator.core.commands import Command, Refused
 from oncebox.wire import TopicPartition
 from proof.sim.cluster import Cluster
+from proof.sim.database import Database
 from proof.sim.loop import VirtualLoop
 from proof.sim.network import Network, Weather
 from proof.sim.plan import Plan
@@ -28,9 +29,9 @@ class World:
     network: Network
     cluster: Cluster
     recorder: Recorder
+    # The other half of PREPARED transactions.
+    database: Database
     instances: "list[Instance]" = field(default_factory=list)
-    # The other half of PREPARED transactions: what the application's database says of (id, number).
-    database: dict[tuple[str, int], bool] = field(default_factory=dict)
 
     async def call(self, instance: "Instance", client: str, command: Command, *, timeout_ms: int) -> Answer | Refused:
         """One call to one instance; raises NoAnswerError."""

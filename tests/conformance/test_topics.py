@@ -189,6 +189,16 @@ def test_what_is_prepared_can_be_committed_whatever_becomes_of_the_topic(desk: D
     assert ended(desk, replace(end(grant, COMMIT), topic_ids=NEW)).outcome.result is Result.COMMITTED
 
 
+@pytest.mark.parametrize(("waited_ms", "is_old"), [(0, False), (10_000, False), (10_001, True), (-7 * 3_600_000, True)])
+def test_the_topic_of_what_was_prepared_for_long_is_looked_at_first(desk: Desk, waited_ms: int, is_old: bool) -> None:
+    """By the clock of one leader, or of two of which the later one is behind: then nobody knows how long it was."""
+    grant = owned(desk, P0)
+    accepted(desk, prepare(grant, wrote(P0)))
+    desk.now_ms += waited_ms
+    ended(desk, end(grant, COMMIT))
+    assert desk.debt("a", grant.number).is_old is is_old
+
+
 def drop(desk: Desk, number: int) -> None:
     debt = desk.debt("a", number)
     desk.write_manifest(debt)

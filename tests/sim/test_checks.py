@@ -33,7 +33,9 @@ from proof.checker.history import (
 
 ID = "id"
 FIRST, SECOND, THIRD = Grant(1, 100, 0), Grant(2, 100, 2), Grant(3, 100, 4)
+FOURTH, FIFTH = Grant(4, 100, 6), Grant(5, 100, 8)
 COMMITTED, ABORTED = Decided(FIRST, Result.COMMITTED), Decided(SECOND, Result.ABORTED)
+THIRD_ABORTED, FOURTH_ABORTED = Decided(THIRD, Result.ABORTED), Decided(FOURTH, Result.ABORTED)
 
 
 def logged(grant: Grant, *decided: Decided, offset: int, token: bytes = b"", owner: int = 1, epoch: int = 1) -> Logged:
@@ -159,7 +161,35 @@ UNSOUND: dict[str, list[tuple[Event, ...]]] = {
         ),
     ],
     "hanging transaction": [before_the_end(Open(partition="p", offset=2, producer_id=100, epoch=2))],
-    "unknown outcome": [before_the_end(called(6, Kind.END, 3))],
+    "unknown outcome": [
+        before_the_end(called(6, Kind.END, 3)),
+        # Neither what comes too late nor what was asked elsewhere tells an outcome.
+        *(
+            before_the_end(
+                called(6, Kind.END, 3),
+                logged(FOURTH, COMMITTED, ABORTED, THIRD_ABORTED, offset=6, token=b"1"),
+                Answered(call=6, error=error),
+            )
+            for error in ("REQUEST_TIMED_OUT", "NOT_COORDINATOR", "PRODUCER_FENCED")
+        ),
+        # The id expired, but later.
+        before_the_end(
+            called(6, Kind.END, 3),
+            logged(FOURTH, COMMITTED, ABORTED, offset=6, token=b"1"),
+            Expired(log_partition=0, offset=7, leader_epoch=1, transactional_id=ID),
+        ),
+        # Forgotten, though it is in the id's record, or in the feed, also of an expired id; open, though decided.
+        before_the_end(called(6, Kind.OUTCOME, 2), Answered(call=6)),
+        before_the_end(
+            logged(FOURTH, THIRD_ABORTED, offset=6, token=b"1"), called(6, Kind.OUTCOME, 1), Answered(call=6)
+        ),
+        before_the_end(
+            Expired(log_partition=0, offset=6, leader_epoch=1, transactional_id=ID),
+            called(6, Kind.OUTCOME, 1),
+            Answered(call=6, error="INVALID_PRODUCER_ID_MAPPING"),
+        ),
+        before_the_end(called(6, Kind.OUTCOME, 2), Answered(call=6, undecided=True)),
+    ],
     "stale owner accepted": [
         before_the_end(stored(FIRST, "p", 4, "late#1")),
         before_the_end(logged(THIRD, COMMITTED, ABORTED, offset=6, token=b"1", epoch=0)),
@@ -233,6 +263,18 @@ def test_every_check_is_tried() -> None:
             Expired(log_partition=0, offset=6, leader_epoch=1, transactional_id=ID),
             Answered(call=6, error="INVALID_PRODUCER_ID_MAPPING"),
         ),
+        # An abort that is older than what the id's record keeps, and one that was decided while somebody asked.
+        before_the_end(
+            called(6, Kind.END, 3),
+            logged(FOURTH, COMMITTED, ABORTED, THIRD_ABORTED, offset=6, token=b"1"),
+            called(7, Kind.OUTCOME, 4),
+            logged(FIFTH, FOURTH_ABORTED, offset=7, token=b"1"),
+            Answered(call=7, undecided=True),
+            called(8, Kind.OUTCOME, 3),
+            Answered(call=8),
+        ),
+        # Who wakes up when all is over.
+        (*SOUND, called(6, Kind.END, 3)),
         # Fenced by a newer owner.
         before_the_end(
             called(6, Kind.INIT, client="b"),

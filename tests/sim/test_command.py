@@ -3,8 +3,15 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from typer.testing import CliRunner
+
+from oncebox.cli.sim import app
 from proof.checker.checks import CHECKS
+from proof.sim import steps
 from proof.sim.plan import Fault
 from proof.sim.planted import BUGS
 
@@ -27,6 +34,23 @@ def test_one_seed_and_its_history(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("1 runs in ")
     assert history.read_text().splitlines()[-1] == "Finished()"
+
+
+def test_every_step_of_as_many_seeds_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader makes hundreds of steps: here three in each run, of which no more is asked than their seeds."""
+
+    def three_steps(seed: int) -> list[Any]:
+        asked.append(seed)
+        return [SimpleNamespace(findings=(), history=[])] * 3
+
+    asked: list[int] = []
+    monkeypatch.setattr(steps, "crash_at_every_step", three_steps)
+    typed = CliRunner()
+    done = typed.invoke(app, ["--every-step", "--seed", "7", "--seeds", "2"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("6 runs in ")
+    assert typed.invoke(app, ["--every-step"]).output.startswith("3 runs in ")
+    assert asked == [7, 8, 0]
 
 
 def test_a_planted_bug_is_told_with_its_seed_and_faults() -> None:
