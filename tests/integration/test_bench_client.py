@@ -1,5 +1,7 @@
 """The benches of producer, transform and gateway on real parts, in small: that they measure, not what."""
 
+from dataclasses import replace
+
 import pytest
 
 from proof.bench import gateway, producer, transform
@@ -20,9 +22,9 @@ def test_producer(small):
 
 
 def test_transform(small, monkeypatch):
-    monkeypatch.setattr(transform, "RECORDS_QUICK", 2_000)
+    rows = [replace(row, record_count=200_000 if row.is_long else 2_000) for row in transform.ROWS]
+    monkeypatch.setattr(transform, "ROWS", rows)
     monkeypatch.setattr(transform, "LONG_S", 0.5)
-    monkeypatch.setattr(transform, "LONG_RECORDS", 200_000)
     results = {result.name: result for result in transform.bench(small)}
     assert set(results) == {"transform/100ms-1KB", "transform/100ms-100B", "transform/30s-1KB"}
     assert all(min(result.ours + result.peer) > 0 for result in results.values())
