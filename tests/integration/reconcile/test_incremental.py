@@ -87,14 +87,18 @@ def test_a_delete_of_an_older_row_that_took_no_effect(world: World, spark: Any, 
     assert (right.kind, right.exit_code, right.findings) == ("incremental", 0, ())
 
 
-@pytest.mark.parametrize("insert_mode", ["upsert", "insert"])
-def test_a_copy_of_an_older_row(world: World, spark: Any, monkeypatch: pytest.MonkeyPatch, insert_mode: str):
-    """No index keeps it out. It names the same record, and nobody has written the row that it is a copy of."""
+def write_journal_by(world: World, insert_mode: str) -> None:
     key = ["id"] if insert_mode == "upsert" else []
     world.run(
         "UPDATE oncebox.target SET mapping = mapping || %s WHERE table_name = 'journal'",
         [json.dumps({"insert_mode": insert_mode, "key": key})],
     )
+
+
+@pytest.mark.parametrize("insert_mode", ["upsert", "insert"])
+def test_a_copy_of_an_older_row(world: World, spark: Any, monkeypatch: pytest.MonkeyPatch, insert_mode: str):
+    """No index keeps it out. It names the same record, and nobody has written the row that it is a copy of."""
+    write_journal_by(world, insert_mode)
     world.transfer(*range(1, 8))
     world.apply()
     assert run(world.settings(), lambda _: None, session=spark)[0].exit_code == 0
@@ -126,11 +130,7 @@ def test_dead_letters_that_were_replayed_since(world: World, spark: Any, insert_
             for row in set(wanted[table]) - set(present):
                 world.run(f"INSERT INTO {table} VALUES ({', '.join(['%s'] * len(row))})", row)
 
-    key = ["id"] if insert_mode == "upsert" else []
-    world.run(
-        "UPDATE oncebox.target SET mapping = mapping || %s WHERE table_name = 'journal'",
-        [json.dumps({"insert_mode": insert_mode, "key": key})],
-    )
+    write_journal_by(world, insert_mode)
     world.transfer(*range(1, 8))
     world.apply()
     aside, begun = rows(), dict(world.run("SELECT source, next_offset FROM oncebox.position"))
